@@ -68,7 +68,7 @@ async def _produce(batches: int, *, waits: bool) -> float:
     await create_stream(store, "far")
     payload = bytes(PIPELINE_BATCH_BYTES)
     began_s = runtime.monotonic_s()
-    async with await Producer.open(store, "far", batch_bytes=PIPELINE_BATCH_BYTES) as producer:
+    async with Producer(store, "far", batch_bytes=PIPELINE_BATCH_BYTES) as producer:
         began_s = runtime.monotonic_s()
         for _ in range(batches):
             await producer.produce([payload])
@@ -135,7 +135,7 @@ async def _contend(count: int, flushes: int, size_bytes: int) -> tuple[float, li
 
     async def run(number: int) -> tuple[int, list[float]]:
         store = Store(backend)
-        async with await Producer.open(store, "busy", linger_ms=LINGER_NEVER_MS) as producer:
+        async with Producer(store, "busy", linger_ms=LINGER_NEVER_MS) as producer:
             # The first batch of a producer may have to begin a chunk; the rest is how it goes on.
             await one_flush(producer)
             await all_open.wait()
@@ -159,7 +159,7 @@ async def _stay(flushes: int) -> list[float]:
     await create_stream(Store(backend), "busy")
 
     async def come_and_go() -> None:
-        async with await Producer.open(Store(backend), "busy", linger_ms=0) as producer:
+        async with Producer(Store(backend), "busy", linger_ms=0) as producer:
             await producer.produce([b"one"])
 
     async def others() -> None:
@@ -169,7 +169,7 @@ async def _stay(flushes: int) -> list[float]:
 
     under_way = [runtime.spawn(others(), name="others")]
     waits_s = []
-    async with await Producer.open(Store(backend), "busy", linger_ms=0) as producer:
+    async with Producer(Store(backend), "busy", linger_ms=0) as producer:
         for _ in range(flushes):
             began_s = runtime.monotonic_s()
             await (await producer.produce([b"one of many"]))

@@ -141,7 +141,7 @@ async def local(root: Path, load: Load, rounds: int) -> list[Section]:
 async def _producing(folder: Path, work: Callable[[Producer], Awaitable[None]]) -> Run:
     store = open_store(f"file://{folder}")
     await create_stream(store, "bench")
-    opened = Producer.open(store, "bench", batch_bytes=BATCH_BYTES, max_in_flight=IN_FLIGHT)
+    opened = Producer(store, "bench", batch_bytes=BATCH_BYTES, max_in_flight=IN_FLIGHT).open()
     producer = await opened
 
     async def run() -> None:

@@ -72,7 +72,7 @@ async def _outrun(total_bytes: int) -> tuple[int, int, int]:
     store = Store(Sink())
     await create_stream(store, "fast")
     held_bytes = 0
-    async with await Producer.open(store, "fast", buffer_bytes=BUFFER_BYTES) as producer:
+    async with Producer(store, "fast", buffer_bytes=BUFFER_BYTES) as producer:
         before_bytes = _resident_bytes("VmRSS")
         for _ in range(total_bytes // (RECORD_BYTES * CALL_RECORDS)):
             await producer.produce([bytes(RECORD_BYTES) for _ in range(CALL_RECORDS)])

@@ -14,7 +14,7 @@ import pyarrow as pa
 from bench._buffer_distance import in_virtual_time
 from bench._report import Goal, Section
 from bench._slow_store import SlowBackend
-from headwater.buffer.consumer import Consumer, read_async
+from headwater.buffer.consumer import Consumer, read
 from headwater.buffer.producer import Producer
 from headwater.buffer.stream import create_stream
 from headwater.core import runtime
@@ -68,7 +68,7 @@ async def _stream(rate: int) -> tuple[float, dict[str, StoreStats]]:
     ours, theirs = Store(backend), Store(backend)
     values = [bytes(RECORD_BYTES)] * CALL_RECORDS
     consumer = await Consumer.open(theirs, "steady", group="bench")
-    producer = await Producer.open(ours, "steady")
+    producer = await Producer(ours, "steady").open()
     began_s = runtime.monotonic_s()
 
     async def produce() -> None:
@@ -122,7 +122,7 @@ async def _batches(
     backend = SlowBackend()
     await create_stream(Store(backend), "steady", schema=schema)
     store = Store(backend)
-    producer = await Producer.open(store, "steady", linger_ms=0)
+    producer = await Producer(store, "steady", linger_ms=0).open()
     values = [bytes(120)] * records
     rows = pa.table({"id": pa.array(range(records)), "text": [bytes(100).hex()[:112]] * records})
     marks = [store.stats.requests]
@@ -143,7 +143,7 @@ async def _idle() -> StoreStats:
     backend = SlowBackend()
     await create_stream(Store(backend), "idle")
     store = Store(backend)
-    async with await read_async(store, "idle", follow=True) as reader:
+    async with read(store, "idle", follow=True) as reader:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(IDLE_S):
                 await reader.next_batch()

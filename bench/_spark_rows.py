@@ -45,7 +45,7 @@ async def fill_stream(url: str, name: str, rows: int, size: int, batches: int) -
     """Rows in so many batches of a stream."""
     async with open_store(url) as store:
         await create_stream(store, name)
-        async with await Producer.open(store, name, batch_bytes=1 << 27) as producer:
+        async with Producer(store, name, batch_bytes=1 << 27) as producer:
             left = rows
             for number in range(batches, 0, -1):
                 share = left // number

@@ -278,7 +278,7 @@ async def _add(url: str, name: str) -> None:
     from headwater.buffer.producer import Producer
     from headwater.store import open_store
 
-    async with open_store(url) as store, await Producer.open(store, name) as producer:
+    async with open_store(url) as store, Producer(store, name) as producer:
         await producer.produce([b"one more"])
 
 

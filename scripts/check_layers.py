@@ -102,7 +102,14 @@ ALLOWED: dict[str, dict[str, str]] = {
 """Package → name → the reason why this package may use it."""
 
 TOP_LEVEL = "top level"
-TOP_LEVEL_FILES = ("__init__.py", "__main__.py", "lazy_exports.py", "metrics.py")
+TOP_LEVEL_FILES = (
+    "__init__.py",
+    "__main__.py",
+    "blocking.py",
+    "lazy_exports.py",
+    "metrics.py",
+    "version.py",
+)
 EXPORTS = "lazy_exports"
 """How a package loads its exports when they are used: it imports no package."""
 TOP_LEVEL_USERS = ("cli", TESTING, TOP_LEVEL)

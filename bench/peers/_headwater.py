@@ -62,7 +62,7 @@ class Headwater(Peer):
 
     def _produce(self, work: Callable[[Producer], Awaitable[None]]) -> Callable[[], None]:
         runner = asyncio.Runner()
-        producer = runner.run(Producer.open(self.store, STREAM))
+        producer = runner.run(Producer(self.store, STREAM).open())
 
         async def run() -> None:
             await work(producer)
@@ -137,7 +137,7 @@ class HeadwaterBlocking(Headwater):
     name = "Headwater, blocking"
 
     def _each(self, records: Records) -> Callable[[], None]:
-        producer = BlockingProducer.open(self.store, STREAM)
+        producer = BlockingProducer(self.store, STREAM).open()
 
         def run() -> None:
             produce = producer.produce
@@ -148,7 +148,7 @@ class HeadwaterBlocking(Headwater):
         return run
 
     def _lists(self, records: Records) -> Callable[[], None]:
-        producer = BlockingProducer.open(self.store, STREAM)
+        producer = BlockingProducer(self.store, STREAM).open()
 
         def run() -> None:
             for values in records.lists:
@@ -158,7 +158,7 @@ class HeadwaterBlocking(Headwater):
         return run
 
     def _arrow(self, records: Records) -> Callable[[], None]:
-        producer = BlockingProducer.open(self.store, STREAM)
+        producer = BlockingProducer(self.store, STREAM).open()
 
         def run() -> None:
             for batch in records.batches:

@@ -52,7 +52,7 @@ async def produce(root: str, producer_id: str, *, resumes: bool) -> None:
     report = os.open(f"{root}/{producer_id}.report", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     async with (
         open_store(f"file://{root}/store") as store,
-        await Producer.open(store, "s", producer_id=producer_id, linger_ms=3) as producer,
+        Producer(store, "s", producer_id=producer_id, linger_ms=3) as producer,
     ):
         done = int(producer.resumed[0].metadata or b"0") if resumes else 0
         os.write(report, f"resumed {done}\n".encode())

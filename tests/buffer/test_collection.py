@@ -27,7 +27,7 @@ async def a_stream(store: Store | None = None, **settings: Any) -> Stream:
     stream = await create_stream(
         store, "orders", partitions=2, retention_ms=0, gc_grace_ms=0, **settings
     )
-    async with await Producer.open(stream, linger_ms=0) as producer:
+    async with Producer(stream, linger_ms=0) as producer:
         for number in range(5):
             for partition in range(2):
                 await (await producer.produce([b"%d" % number], partition=partition))
@@ -78,7 +78,7 @@ async def test_a_partition_that_is_added_is_held_back_from_its_first_record_on()
     stream = await a_stream(required_group="billing")
     await at(stream, "billing", 6, 6)
     stream = await alter_stream(stream.store, "orders", partitions=3)
-    async with await Producer.open(stream, linger_ms=0) as producer:
+    async with Producer(stream, linger_ms=0) as producer:
         await (await producer.produce([b"new"], partition=2))
     await runtime.sleep(3600)
     assert (await GarbageCollection(stream, 2).run_pass()).floor_lsn == 1

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.buffer.consumer import read_async
+from headwater.buffer.consumer import read
 from headwater.buffer.copying import CopyResult, copy_stream, used_columns
 from headwater.buffer.producer import Producer
 from headwater.buffer.stream import Stream, alter_stream, create_stream, delete_stream, open_stream
@@ -49,7 +49,7 @@ def memory() -> Store:
 
 async def rows_of(stream: Stream, columns: list[str] | None = None) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
-    async with await read_async(stream, columns=columns) as reader:
+    async with read(stream, columns=columns) as reader:
         while (rows := await reader.next_batch()) is not None:
             found += rows.to_pylist()
     for row in found:
@@ -60,7 +60,7 @@ async def rows_of(stream: Stream, columns: list[str] | None = None) -> list[dict
 async def opaque(store: Store, *, partitions: int = 3, calls: int = 4) -> Stream:
     """Values with and without keys, headers, timestamps and operations; tombstones among them."""
     stream = await create_stream(store, "orders", partitions=partitions, retention="3d")
-    async with await Producer.open(stream, linger_ms=0) as producer:
+    async with Producer(stream, linger_ms=0) as producer:
         for number in range(calls * partitions):
             partition = number % partitions
             if number % 2:
@@ -105,7 +105,7 @@ async def test_columns_keep_their_types_and_where_these_came_from(declared: bool
         ]
     )
     source = await create_stream(store, "orders", schema=schema if declared else None)
-    async with await Producer.open(source, linger_ms=0) as producer:
+    async with Producer(source, linger_ms=0) as producer:
         early = pa.table({"id": pa.array([1, 2], pa.int64()), "_key": [b"a", None]})
         await (await producer.produce_arrow(early))
         late = pa.table(
@@ -158,7 +158,7 @@ async def test_columns_that_nobody_used_are_not_copied() -> None:
 async def test_it_ends_at_the_end_that_the_source_had_and_resuming_adds_what_came_since() -> None:
     store = memory()
     source = await opaque(store, partitions=2)
-    producer = await Producer.open(source, linger_ms=0)
+    producer = await Producer(source, linger_ms=0).open()
     added: list[asyncio.Task[Any]] = []
 
     def advance(copied: int, total: int) -> None:
@@ -182,7 +182,7 @@ async def test_it_ends_at_the_end_that_the_source_had_and_resuming_adds_what_cam
 async def test_a_large_batch_is_cut_where_the_copy_can_go_on() -> None:
     store = memory()
     source = await create_stream(store, "orders", batch_bytes=1 << 20)
-    async with await Producer.open(source, linger_ms=0) as producer:
+    async with Producer(source, linger_ms=0) as producer:
         await (await producer.produce([b"%05d" % number * 100 for number in range(1000)]))
     await create_stream(store, "copy", batch_bytes=10_000)
     done = await copy_stream(source, store, "copy", resume=True)
@@ -225,7 +225,7 @@ async def test_what_is_no_copy_of_the_source_is_refused_and_left_alone() -> None
     other = await create_stream(store, "other", partitions=2)
     with pytest.raises(Refused, match=r"exists.*--resume"):
         await copy_stream(source, store, "other")
-    async with await Producer.open(other, linger_ms=0) as producer:
+    async with Producer(other, linger_ms=0) as producer:
         await (await producer.produce([b"mine"], partition=1))
     with pytest.raises(Refused, match="partition 1 of stream 'other' has records"):
         await copy_stream(source, store, "other", resume=True)
@@ -248,7 +248,7 @@ async def test_a_refused_copy_records_no_columns_in_the_other_stream() -> None:
     streams = []
     for name, row in (("source", {"id": 2, "other": "x"}), ("target", {"id": 1})):
         streams.append(await create_stream(store, name))
-        async with await Producer.open(streams[-1], linger_ms=0) as producer:
+        async with Producer(streams[-1], linger_ms=0) as producer:
             await (await producer.produce_rows([row]))
     before = (await open_stream(store, "target")).config
     with pytest.raises(Refused, match="not known to be copied"):
@@ -274,7 +274,7 @@ async def test_what_the_retention_took_before_it_was_copied_is_told() -> None:
     store = memory()
     source = await opaque(store, partitions=1, calls=1)
     await copy_stream(source, store, "copy")
-    async with await Producer.open(source, linger_ms=0) as producer:
+    async with Producer(source, linger_ms=0) as producer:
         await (await producer.produce([b"missed"]))
         (plan,) = await plan_truncation(source, "latest")
         await truncate_partition(source, plan)
@@ -289,7 +289,7 @@ async def test_what_the_retention_took_before_it_was_copied_is_told() -> None:
 async def test_a_published_stream_becomes_a_native_one() -> None:
     store = memory()
     source = await create_stream(store, "old", format="v1")
-    async with await Producer.open(source, linger_ms=0) as producer:
+    async with Producer(source, linger_ms=0) as producer:
         await (await producer.produce([b"a", b"b"]))
         await (await producer.produce([b"c"]))
     await copy_stream(source, store, "new")

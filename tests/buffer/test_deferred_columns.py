@@ -97,7 +97,7 @@ async def test_what_a_caller_changes_after_the_call_cannot_damage_the_batch() ->
     offsets = pa.py_buffer(pa.array([0, len(memory)], pa.int32()).buffers()[1])
     column = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, pa.py_buffer(memory)])
     stream = fake_stream()
-    async with await Producer.open(stream, linger_ms=10_000) as producer:
+    async with Producer(stream, linger_ms=10_000) as producer:
         await producer.produce_arrow(pa.record_batch([column], names=["_value"]))
         await producer.produce([b"between"])
         await producer.produce_arrow(pa.record_batch([column], names=["_value"]))

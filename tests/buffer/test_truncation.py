@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from headwater.buffer import layout
-from headwater.buffer.consumer import Consumer, Follower, lag, read_async
+from headwater.buffer.consumer import Consumer, Follower, lag, read
 from headwater.buffer.producer import Producer
 from headwater.buffer.queue.contract import BatchTrimmed
 from headwater.buffer.stream import Stream, create_stream, delete_stream, open_stream
@@ -47,7 +47,7 @@ async def a_stream(
 
 
 async def values(stream: Stream, partition: int = 0) -> list[bytes]:
-    reader = await read_async(stream, partition=partition, columns=["_value"])
+    reader = await read(stream, partition=partition, columns=["_value"]).open()
     async with reader:
         found: list[bytes] = []
         while (rows := await reader.next_batch()) is not None:
@@ -87,7 +87,7 @@ async def test_what_comes_before_is_gone_and_nothing_else(
     assert len(await values(stream, 0)) == 10
     assert await batch_objects(stream) == (0 if inline else 5)
     with pytest.raises(Trimmed) as trimmed:
-        await read_async(stream, start=7, partition=1)
+        await read(stream, start=7, partition=1).open()
     assert trimmed.value.floor_lsn == 8
 
 
@@ -266,14 +266,14 @@ async def test_a_transaction_in_flight_lands_whole() -> None:
 @virtual
 async def test_a_producer_appends_beside_it_and_resumes_after_it() -> None:
     stream = await a_stream()
-    producer = await Producer.open(stream, producer_id="p", linger_ms=0)
+    producer = await Producer(stream, producer_id="p", linger_ms=0).open()
     for number in range(20):
         await (await producer.produce([f"n{number}".encode()], metadata=b"%d" % number))
         if number % 5 == 4:
             await truncated(stream, "latest")
     await producer.close()
     assert await values(stream) == []
-    resumed = await Producer.open(stream, producer_id="p", linger_ms=0)
+    resumed = await Producer(stream, producer_id="p", linger_ms=0).open()
     assert resumed.resumed[0].metadata == b"19"
     await (await resumed.produce([b"more"]))
     await resumed.close()

@@ -36,7 +36,7 @@ def url(tmp_path: Path) -> str:
 
     asyncio.run(make())
     days = pa.ListArray.from_arrays([0, 1, 2, 3, 4], DAYS)
-    with BlockingProducer.open(url, "odd") as producer:
+    with BlockingProducer(url, "odd") as producer:
         producer.produce_arrow(pa.table({"day": DAYS, "at": TIMES, "days": days}))
     return url
 

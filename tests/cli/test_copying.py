@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import headwater
-from headwater.buffer.consumer import read
+from headwater.blocking import read
 from headwater.buffer.producer import BlockingProducer
 from headwater.buffer.stream import create_stream
 from headwater.core.errors import Refused
@@ -34,7 +34,7 @@ def url(tmp_path: Path) -> str:
                 await create_stream(store, name, linger_ms=1)
 
     asyncio.run(make())
-    with BlockingProducer.open(url, "old") as producer:
+    with BlockingProducer(url, "old") as producer:
         producer.produce(
             [b"a", b"\xff\0", None],
             keys=[b"k", None, b"\xfe"],
@@ -102,7 +102,7 @@ def test_a_file_that_is_read_from_its_end_is_nothing_for_a_pipe(url: str, tmp_pa
 
 def test_columns_that_say_where_a_record_stood_are_not_carried(url: str) -> None:
     kafka = {"_topic": "t", "_offset": 7, "_timestampType": 0}
-    with BlockingProducer.open(url, "new") as producer:
+    with BlockingProducer(url, "new") as producer:
         producer.produce_rows([{"id": 1, "_lsn": 5, "_partition": 0, "_sequence": 3, **kafka}])
         with pytest.raises(Refused, match="columns with positions of records"):
             producer.produce_rows([{"_lsn": 5}])

@@ -42,7 +42,7 @@ class Lost:
     async def _make(self) -> None:
         async with open_store(self.url) as store:
             await create_stream(store, "orders", partitions=2)
-            async with await Producer.open(store, "orders", linger_ms=0) as producer:
+            async with Producer(store, "orders", linger_ms=0) as producer:
                 await (await producer.produce([b"before"], partition=1))
                 await (await producer.produce(VALUES, partition=1))
                 await (await producer.produce([b"after"], partition=1))

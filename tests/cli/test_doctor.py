@@ -280,7 +280,7 @@ def test_what_a_required_group_holds_back_is_a_note() -> None:
     async def fill(store: Store) -> None:
         for name in ("orders", "clicks"):
             await create_stream(store, name, retention_ms=0, required_group="billing")
-            async with await Producer.open(store, name) as producer:
+            async with Producer(store, name) as producer:
                 await (await producer.produce([b"a", b"b"]))
         register = GroupRegister(await open_stream(store, "clicks"), "billing")
         await register.begin("query", {0: 2})

@@ -31,7 +31,7 @@ async def fill(store: Store) -> None:
     """Two native streams and a published one, consumed and followed; one that is deleted."""
     for name, format_name in (("orders", "native"), ("clicks", "native"), ("old", "v1")):
         stream = await create_stream(store, name, partitions=2, format=format_name)
-        async with await Producer.open(stream, linger_ms=0) as producer:
+        async with Producer(stream, linger_ms=0) as producer:
             for number in range(4):
                 value = LARGE if number % 2 else b"small"
                 await (await producer.produce([value] * 3, partition=number // 2))

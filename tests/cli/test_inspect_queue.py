@@ -39,7 +39,7 @@ async def fill(store: Store, name: str, **settings: Any) -> None:
     """Three batches of two producers, one of them acknowledged, and a group that follows."""
     await create_stream(store, name, linger_ms=1, **settings)
     for number, producer_id in enumerate(("p1", "p2", "p1")):
-        async with await Producer.open(store, name, producer_id=producer_id) as producer:
+        async with Producer(store, name, producer_id=producer_id) as producer:
             value = b"x" * (40_000 if number == 1 else 10)
             await (await producer.produce([value, b"b"], metadata=b"at %d" % number))
     async with await Consumer.open(store, name, group="owner", gc=False) as consumer:
@@ -322,7 +322,7 @@ def test_marks_of_batches_that_come_meanwhile_are_not_beyond_the_end(
 
 
 async def produced(store: Store, name: str, producer_id: str) -> None:
-    async with await Producer.open(store, name, producer_id=producer_id) as producer:
+    async with Producer(store, name, producer_id=producer_id) as producer:
         await (await producer.produce([b"x"]))
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from headwater.buffer import BlockingProducer, blocking
+from headwater import blocking
+from headwater.buffer import BlockingProducer
 from headwater.cli.app import app
 from headwater.log import Spool, prepare_lost
 from headwater.log.replica.copies import SavedState, encode_state
@@ -135,7 +136,7 @@ def test_what_was_given_up_is_not_called_repaired(folder: Path) -> None:
 def test_repair_mends_from_the_buffer(folder: Path, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/store"
     blocking.create_stream(url, "orders")
-    with BlockingProducer.open(url, "orders") as producer:
+    with BlockingProducer(url, "orders") as producer:
         producer.produce([b"record %d" % lsn for lsn in range(1, 6)])
     damage(folder / SEGMENT, 100)
     asked = ["log", "repair", str(folder), "--buffer", url]

@@ -96,7 +96,7 @@ async def _fill(url: str) -> None:
     async with open_store(url) as store:
         for name, written in (("orders", "native"), ("published", "v1")):
             await create_stream(store, name, format=written)
-            async with await Producer.open(store, name) as producer:
+            async with Producer(store, name) as producer:
                 await producer.produce([b"a", b"b"])
         stream = await open_stream(store, "orders")
         partition = TopicIdPartition.of_stream(stream.id, "orders", 0)

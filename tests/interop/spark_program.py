@@ -195,7 +195,7 @@ async def _given(url: str) -> None:
 
 
 async def _produce(store: Store, ids: range, partition: int) -> None:
-    async with await Producer.open(store, "orders") as producer:
+    async with Producer(store, "orders") as producer:
         values = [json.dumps({"id": number}).encode() for number in ids]
         await producer.produce(values, partition=partition)
 
@@ -203,7 +203,7 @@ async def _produce(store: Store, ids: range, partition: int) -> None:
 async def _damage(store: Store) -> None:
     """A stream whose one batch is not there: only an executor finds out."""
     stream = await create_stream(store, "damaged")
-    async with await Producer.open(store, "damaged") as producer:
+    async with Producer(store, "damaged") as producer:
         await producer.produce([os.urandom(1 << 20)])
     (batch,) = await stream.queue_reader(0).after(None, 10)
     await store.delete(batch.location)

@@ -84,7 +84,7 @@ async def produced_by_rust(
 
 
 async def produced_by_us(stream: Stream, *, first_sequence: int = 0) -> None:
-    async with await Producer.open(stream, linger_ms=60_000) as producer:
+    async with Producer(stream, linger_ms=60_000) as producer:
         for number, calls in enumerate(BATCHES, start=first_sequence):
             handles = [await producer.produce(records, payload) for records, payload in calls]
             await producer.flush()
@@ -197,7 +197,7 @@ async def rust_sends(rust: RustBuffer, name: str) -> None:
 
 
 async def headwater_sends(stream: Stream, name: str) -> None:
-    async with await Producer.open(stream, linger_ms=60_000) as producer:
+    async with Producer(stream, linger_ms=60_000) as producer:
         for records in numbered(name):
             handle = await producer.produce(records, name.encode())
             await producer.flush()
@@ -301,7 +301,7 @@ def test_every_race_that_headwater_loses_beside_rust_s_consumer_is_run_again(
                         await consumer.ack_through(batch.sequence)
                 return await put(key, data, condition)
 
-            async with await Producer.open(stream, linger_ms=0) as ours:
+            async with Producer(stream, linger_ms=0) as ours:
                 store._backend.put = lose_first  # type: ignore[method-assign]
                 accepted = await (await ours.produce([b"ours"]))
                 del store._backend.put

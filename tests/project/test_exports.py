@@ -6,6 +6,7 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -56,7 +57,7 @@ def test_a_name_that_is_loaded_when_used_is_the_one_that_type_checkers_see(path:
         ".".join(("headwater", *path.parent.relative_to(headwater.__path__[0]).parts))
     )
     imported = {
-        alias.name: getattr(importlib.import_module(str(node.module)), alias.name)
+        alias.asname or alias.name: getattr(importlib.import_module(str(node.module)), alias.name)
         for block in ast.parse(path.read_text(encoding="utf-8")).body
         if isinstance(block, ast.If)
         for node in block.body
@@ -84,3 +85,35 @@ def is_explained(thing: object) -> bool:
     text = thing.__doc__ or ""
     # A dataclass without a docstring gets its signature for one.
     return bool(text.strip()) and not text.startswith(f"{thing.__name__}(")
+
+
+def test_what_waits_has_a_blocking_twin_of_the_same_name() -> None:
+    from headwater import blocking
+
+    twins = {"Consumer", "Producer", "read"} | {
+        name for name in headwater.__all__ if inspect.iscoroutinefunction(getattr(headwater, name))
+    }
+    assert twins == set(blocking.__all__)
+    assert not [one for one in twins if inspect.iscoroutinefunction(getattr(blocking, one))]
+
+
+def test_the_page_on_the_api_lists_every_exported_name() -> None:
+    page = (Path(__file__).parents[2] / "docs/api.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == headwater.__all__
+    programs = "".join(re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
+    errors = {name for name in headwater.__all__ if is_error(getattr(headwater, name))}
+    used = set(re.findall(r"\b(?:headwater|blocking)\.(\w+)", programs))
+    handles = {"Store", "Stream", "blocking", "metrics"}
+    assert set(headwater.__all__) - used - errors - handles == set()
+
+
+def is_error(exported: object) -> bool:
+    return inspect.isclass(exported) and issubclass(exported, headwater.HeadwaterError)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_names_the_page_for_users_on_its_first_line(package: str) -> None:
+    front = Path(headwater.__path__[0]) / package / "__init__.py"
+    first = front.read_text(encoding="utf-8").splitlines()[0]
+    assert "For builders" in first
+    assert first.endswith("docs/api.md.")

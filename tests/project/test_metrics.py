@@ -166,9 +166,9 @@ async def test_producers_consumers_and_stores_are_exported() -> None:
     before = found(scheme="memory", operation="put_if_absent").get("store_requests_total", 0)
     store = Store(MemoryBackend())
     stream = await create_stream(store, "metered")
-    async with await Producer.open(stream, producer_id="p1", linger_ms=0) as producer:
+    async with Producer(stream, producer_id="p1", linger_ms=0) as producer:
         await (await producer.produce([b"1", b"2"]))
-    async with await Producer.open(stream, linger_ms=0) as producer:
+    async with Producer(stream, linger_ms=0) as producer:
         await (await producer.produce([b"3"]))
     async with await Consumer.open(stream, group="g", gc=False) as consumer:
         await consumer.next_batch()

@@ -45,7 +45,7 @@ async def _fill(url: str, random: Random) -> None:
     async with open_store(url) as store:
         await create_stream(store, "orders", partitions=PARTITIONS)
         await create_stream(store, COPY)
-        async with await Producer.open(store, "orders") as producer:
+        async with Producer(store, "orders") as producer:
             number = 0
             while number < RECORDS:
                 count = min(random.randint(1, 30), RECORDS - number)
@@ -109,7 +109,7 @@ def _in_files(folder: str) -> list[int]:
 
 
 def _in_stream(folder: str) -> list[int]:
-    found = headwater.read(f"file://{folder}/store", COPY).to_table()
+    found = headwater.blocking.read(f"file://{folder}/store", COPY).to_table()
     return [int(value) for value in found.column("_value").to_pylist()]
 
 

@@ -247,7 +247,7 @@ class GroupReader:
     async def _live(self) -> None:
         world, random = self.world, self.world.random
         assert world.stream is not None
-        self.consumer = consumer = await GroupConsumer.open(
+        self.consumer = consumer = await GroupConsumer(
             world.of(world.stream),
             group=GROUP,
             session_timeout_s=TIMEOUT_S,
@@ -255,7 +255,7 @@ class GroupReader:
             fail_on_data_loss=False,
             read_ahead_batches=random.choice((1, 3, 64)),
             collect=False,
-        )
+        ).open()
         self.is_closing = False
         unacked: dict[int, ConsumedBatch] = {}
         while not self.is_closing:

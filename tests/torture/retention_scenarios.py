@@ -222,7 +222,7 @@ class WritingActor(Actor):
     async def step(self) -> None:
         """Some batches."""
         stream = Stream(self.world.calm_store(), self.world.stream().config)
-        async with await Producer.open(stream, linger_ms=0) as producer:
+        async with Producer(stream, linger_ms=0) as producer:
             for _ in range(self.world.random.randint(1, 5)):
                 partition = self.world.random.randrange(PARTITIONS)
                 await (await producer.produce([b"x", b"y"], partition=partition))

@@ -18,7 +18,7 @@ import functools
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from headwater.buffer.consumer import read_async
+from headwater.buffer.consumer import read
 from headwater.buffer.producer import Handle, Producer
 from headwater.buffer.stream import alter_stream, create_stream, open_stream
 from headwater.core import runtime
@@ -99,7 +99,7 @@ class SchemaWorld(Surroundings):
         """One life of a producer."""
         handles: list[tuple[str, Handle]] = []
         try:
-            producer = await Producer.open(self.store(), STREAM)
+            producer = await Producer(self.store(), STREAM).open()
         except HeadwaterError:
             return
         self.fronts.append(producer)
@@ -196,7 +196,7 @@ class SchemaWorld(Surroundings):
     async def read(self, store: Store) -> dict[str, dict[str, Any]]:
         """Every record by its number."""
         found: dict[str, dict[str, Any]] = {}
-        reader = await read_async(store, STREAM)
+        reader = await read(store, STREAM).open()
         async for batch in reader:
             for row in batch.to_pylist():
                 number = row["id"] if "id" in row else row["_value"].decode()

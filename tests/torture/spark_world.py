@@ -168,7 +168,7 @@ class SparkWorld(Surroundings):
         number = random.randrange(stream.partitions)
         values = list(range(self._values, self._values + random.randint(1, 6)))
         self._values += len(values)
-        async with await Producer.open(self.calm_store, stream.name) as producer:
+        async with Producer(self.calm_store, stream.name) as producer:
             if self.typed:
                 table = pa.table({"n": values}, schema=pa.schema([COLUMN]))
                 if len(self._columns) > 1 and random.random() < 0.7:

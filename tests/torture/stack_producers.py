@@ -82,7 +82,7 @@ class ProducerActor:
         return None
 
     async def _opened(self, settings: dict[str, Any]) -> Producer:
-        return await Producer.open(self.world.stream(), **settings)
+        return await Producer(self.world.stream(), **settings).open()
 
     def _settings(self) -> dict[str, Any]:
         draw, calm = self.world.random.choice, self.world.is_calm
@@ -202,7 +202,7 @@ class SourceActor(ProducerActor):
     """A call fits into a batch: only so can a source resume exactly."""
 
     async def _opened(self, settings: dict[str, Any]) -> Producer:
-        return await Producer.open(self.world.stream(), producer_id=self.name, **settings)
+        return await Producer(self.world.stream(), producer_id=self.name, **settings).open()
 
     def _gives_up(self) -> bool:
         return True  # whatever was not accepted comes again, from the next life

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from headwater.buffer.collection import GarbageCollection
-from headwater.buffer.consumer import AsyncReader, Follower, Lag, UnreadableBatch, read_async
+from headwater.buffer.consumer import Follower, Lag, Reader, UnreadableBatch, read
 from headwater.buffer.group import GroupRegister
 from headwater.buffer.truncation import TruncationPlan, plan_truncation, truncate_partition
 from headwater.core import runtime
@@ -188,14 +188,14 @@ class ReaderActor:
         world, log = self.world, self.world.log
         floor_lsn, until_lsn = world.floor_lsn(), log.next_lsn
         reader = await world.tried(
-            lambda: read_async(
+            lambda: read(
                 world.stream(),
                 start=start,
                 end=end,
                 columns=["_lsn", "_value", "_metadata"],
                 on_bad_batch="skip" if world.damages else "raise",
                 read_ahead_bytes=world.random.choice((0, 200, 1 << 20)),
-            )
+            ).open()
         )
         lsn = start if isinstance(start, int) else floor_lsn
         exact = isinstance(start, int)
@@ -214,7 +214,7 @@ class ReaderActor:
         until_lsn = min(end, until_lsn) if isinstance(end, int) else until_lsn
         self._check_follows(min(lsn, until_lsn), until_lsn, exact=exact)
 
-    async def _next(self, reader: AsyncReader) -> pa.RecordBatch | None:
+    async def _next(self, reader: Reader) -> pa.RecordBatch | None:
         """The next rows; a call that was cancelled or failed is made again."""
         while True:
             try:

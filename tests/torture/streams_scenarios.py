@@ -88,13 +88,13 @@ class ProducerActor(Actor):
         life, world, draw = self.lives, self.world, self.world.random.choice
         was_calm = world.is_calm
         producer = await self.opened(
-            lambda: Producer.open(
+            lambda: Producer(
                 world.store(),
                 STREAM,
                 linger_ms=draw((0, 50)),
                 batch_bytes=draw((60, 1 << 20)),
                 delivery_timeout_ms=DAY_MS if world.is_calm else draw((2_000, 3 * DAY_MS)),
-            )
+            ).open()
         )
         if producer is None:
             return

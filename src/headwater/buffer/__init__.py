@@ -1,4 +1,6 @@
-"""The ingestion buffer: batches of records in object storage, and the queue that orders them.
+"""The ingestion buffer. For builders; users: docs/api.md.
+
+Batches of records in object storage, and the queue that orders them.
 
 Enters: records from producers. Leaves: batches in order, each once, with their records numbered.
 

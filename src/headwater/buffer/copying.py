@@ -21,7 +21,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.buffer.consumer import AsyncReader, read_async
+from headwater.buffer.consumer import Reader, read
 from headwater.buffer.consumer.consumed_batch import LSN, ON_REQUEST, SHOWN
 from headwater.buffer.consumer.dead_letter import GO_ON, UnreadableBatch
 from headwater.buffer.producer import Producer
@@ -103,10 +103,9 @@ async def copy_stream(
     source = await _refreshed(source)
     target, infers_types = await _target(source, store, name, resume=resume)
     states = [await target.queue_reader(one).state() for one in range(target.partitions)]
-    producer = await Producer.open(
+    async with Producer(
         target, producer_id=f"copy-of-{source.id}", max_block_ms=None, delivery_timeout_ms=600_000
-    )
-    async with producer:
+    ) as producer:
         starts = [
             _position(source, target, number, producer.resumed[number], states[number])
             for number in range(source.partitions)
@@ -145,9 +144,9 @@ class _PartitionRun:
         end_lsn, records = state.next_lsn, start.records
         begin = start.next_lsn or state.floor_lsn
         if begin < end_lsn:
-            reader = await read_async(
+            reader = await read(
                 self._source, start=begin, end=end_lsn, partition=number, columns=self._columns
-            )
+            ).open()
             async with reader:
                 while (rows := await _next_rows(reader)) is not None:
                     records = await self._send(rows, number, records)
@@ -169,7 +168,7 @@ class _PartitionRun:
         return records
 
 
-async def _next_rows(reader: AsyncReader) -> pa.RecordBatch | None:
+async def _next_rows(reader: Reader) -> pa.RecordBatch | None:
     try:
         return await reader.next_batch()
     except UnreadableBatch as error:

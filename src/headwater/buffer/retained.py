@@ -42,11 +42,12 @@ from headwater.buffer.stream.config import (
 )
 from headwater.buffer.stream.policy import with_alteration
 from headwater.buffer.stream.schema import schema_version, withdraw_replacement
-from headwater.buffer.stream.streams import check_alterable
+from headwater.buffer.stream.streams import borrow_stream, check_alterable
 from headwater.buffer.transaction.holds import Holds, holds_register
 from headwater.buffer.types import field_text
 from headwater.core import runtime
 from headwater.core.errors import Contended, Damaged, HeadwaterError, NotFound, Refused
+from headwater.store import Store
 
 READ_AT_ONCE: Final = 8
 """Batches that are fetched and checked concurrently."""
@@ -112,7 +113,9 @@ class Verified(msgspec.Struct):
 
 
 async def verify_stream(
-    stream: Stream,
+    source: str | Store | Stream,
+    name: str | None = None,
+    *,
     partition: int | None = None,
     progress: Callable[[Verified], None] = lambda _: None,
 ) -> Verified:
@@ -121,6 +124,13 @@ async def verify_stream(
     Changes nothing and fences nothing. Damage is listed in the result; an unreachable store raises.
     `progress` is called after each batch.
     """
+    async with borrow_stream(source, name) as stream:
+        return await _verify(stream, partition, progress)
+
+
+async def _verify(
+    stream: Stream, partition: int | None, progress: Callable[[Verified], None]
+) -> Verified:
     result = Verified()
     columns = ReaderColumns(stream.schema, version=stream.schema_version)
     if partition is not None:

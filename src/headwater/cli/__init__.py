@@ -1,4 +1,4 @@
-"""The `headwater` command.
+"""The `headwater` command. For builders; users: docs/command-line.md, docs/api.md.
 
 It runs a command line, prints text or JSON, and ends with a status: 0 done, 1 the answer is no, 2
 the command failed or could not run. A `Report` (`report`) describes each object that a command

@@ -139,9 +139,9 @@ def accepted_orders(reports: dict[str, Path]) -> list[Order]:
 
 def read_orders(url: str) -> list[Order]:
     """What the stream holds."""
-    import headwater
+    from headwater import blocking
 
-    values = headwater.read(url, STREAM, columns=["_value"]).to_table().column(0).to_pylist()
+    values = blocking.read(url, STREAM, columns=["_value"]).to_table().column(0).to_pylist()
     return [msgspec.json.decode(value, type=Order) for value in values]
 
 
@@ -206,7 +206,7 @@ async def produce(url: str, producer_id: str, orders: int, seconds: float, repor
 
     async with (
         open_store(url) as store,
-        await Producer.open(store, STREAM, producer_id=producer_id) as producer,
+        Producer(store, STREAM, producer_id=producer_id) as producer,
     ):
         done = int(producer.resumed[0].metadata or b"0")
         os.write(descriptor, f"resumed {done}\n".encode())

@@ -133,9 +133,9 @@ def _produced(
     # Columns are larger in memory than in their files: how far one is cannot be known.
     total_bytes = input_bytes(files) if form.kind in (None, "json") else None
     with interrupt.opening():
-        producer = BlockingProducer.open(
+        producer = BlockingProducer(
             store, call.stream, producer_id=call.producer_id, **call.settings
-        )
+        ).open()
     with Progress(quiet=typed_in) as progress, producer:
         _check_partition(call.partition, producer.stream)
         sending: FromTheStart | Resumption

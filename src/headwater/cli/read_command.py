@@ -36,7 +36,7 @@ from headwater.core.metrics import Sample
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from headwater.buffer.consumer import Lag, LostRecords, Reader
+    from headwater.buffer.consumer import BlockingReader, Lag, LostRecords
     from headwater.buffer.queue.contract import TimeBy
     from headwater.buffer.stream import Stream
     from headwater.cli.read_output import Output
@@ -85,7 +85,7 @@ def read(
     columns. Exit status: 0, 1 if batches were skipped, 143 after SIGTERM, 130 after Ctrl-C without
     --follow.
     """
-    from headwater.buffer.consumer import read as open_reader
+    from headwater.buffer.consumer.blocking import read as open_reader
     from headwater.cli.read_output import open_output
 
     _check_format(format)
@@ -154,7 +154,7 @@ class ReadOutcome(NamedTuple):
 
 
 def read_all(
-    reader: Reader, output: Output, *, limit: int | None, interrupt: Interrupt
+    reader: BlockingReader, output: Output, *, limit: int | None, interrupt: Interrupt
 ) -> ReadOutcome:
     """Write every batch, in order."""
     records = 0

@@ -192,7 +192,7 @@ def verify(
             unit = f"batches, {size_words(verified.size_bytes)}"
             progress.show(f"reading stream {name}", verified.batches, unit=unit)
 
-        return await verify_stream(stream, partition, advance)
+        return await verify_stream(stream, partition=partition, progress=advance)
 
     with Progress() as progress:
         verified = on_stream(url, option, name, run)

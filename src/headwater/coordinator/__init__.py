@@ -1,4 +1,4 @@
-"""The write coordinator: one ordered writer for any kind of state.
+"""The write coordinator: one ordered writer for any state. For builders; users: docs/api.md.
 
 Writes arrive on named channels. They are applied to a delta in memory; frozen deltas go to a
 flusher, in order, and every write is visible in a consistent view.

@@ -1,4 +1,4 @@
-"""The seam to the outside world, and the vocabulary that all packages share.
+"""The seam to the outside world, and shared vocabulary. For builders; users: docs/api.md.
 
     runtime    time, randomness, ids, tasks, blocking work
     disk       files whose durability matters, and the locks beside them (disk_locks)

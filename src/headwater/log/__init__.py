@@ -1,4 +1,4 @@
-"""The log: a durable change log, replication slots and replicas.
+"""The log: durable changes, slots and replicas. For builders; users: docs/api.md.
 
 Enters: groups of records, in order, from one writer. Leaves: the same groups by LSN, to any
 number of readers, here and on replicas.

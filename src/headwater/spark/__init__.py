@@ -1,4 +1,6 @@
-"""The Spark pipeline: streams as DataFrames, batch and streaming, exactly once.
+"""The Spark pipeline. For builders; users: docs/spark.md, docs/api.md.
+
+Streams as DataFrames, batch and streaming, exactly once.
 
 Enters: a stream's records, or a DataFrame. Leaves: a DataFrame, records in a stream, or rows in an
 Iceberg table.

@@ -1,4 +1,4 @@
-"""Object storage: the one thing that must survive.
+"""Object storage: the one thing that must survive. For builders; users: docs/api.md.
 
 Enters: an address (`memory://`, `file://`, `s3://`, `gs://`, `az://`) and names of credentials.
 Leaves: `Store` (get, put, put-if-absent, put-if-unchanged, list, delete, head, streams), and

@@ -1,4 +1,6 @@
-"""Iceberg tables with nothing but a store: no catalog server, no database, no lock, no Spark.
+"""Iceberg tables. For builders; users: docs/spark-table.md, docs/api.md.
+
+They need nothing but a store: no catalog server, no database, no lock, no Spark.
 
 Enters: data files that are stored already. Leaves: one snapshot of a table for each version that
 an application commits.

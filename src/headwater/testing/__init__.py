@@ -1,4 +1,4 @@
-"""Tools for tests, public for users as well.
+"""Tools for tests. For builders, of programs on Headwater as well; users: docs/api.md.
 
     sim            `simulate`: virtual time, one thread, an order that a seed decides
     store, disk    `FaultyStore` and `FaultyDisk`: the faults of real stores and disks

@@ -1,4 +1,4 @@
-"""The tier: sealed segments in object storage, and the metadata events about them.
+"""The tier: sealed segments and their metadata events. For builders; users: docs/api.md.
 
     events         metadata events, partitions and segment ids
     event_codec    events as bytes, as Kafka writes them

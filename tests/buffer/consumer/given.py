@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from headwater.buffer.batch import Batch, Call, Calls
 from headwater.buffer.compression import Compression
-from headwater.buffer.consumer import AsyncReader, Consumer
+from headwater.buffer.consumer import Consumer, Reader
 from headwater.buffer.queue.contract import AppendedBatch, NewBatch
 from headwater.buffer.queue.v1.manifest_format import pack_calls
 from headwater.buffer.records import from_values
@@ -51,7 +51,7 @@ async def produce(
 # Streams of rows to read, and the rows that were read.
 
 
-async def rows_of(reader: AsyncReader) -> list[dict[str, Any]]:
+async def rows_of(reader: Reader) -> list[dict[str, Any]]:
     batches = [batch async for batch in reader]
     assert all(batch.schema == reader.schema for batch in batches)
     rows: list[dict[str, Any]] = pa.Table.from_batches(batches, reader.schema).to_pylist()

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.buffer.batch import Batch, Call, Calls
-from headwater.buffer.consumer import Consumer, read_async
+from headwater.buffer.consumer import Consumer, read
 from headwater.buffer.producer import Producer
 from headwater.buffer.records import from_arrow
 from headwater.buffer.stream import create_stream
@@ -40,7 +40,7 @@ async def test_older_batches_are_brought_into_the_latest_schema() -> None:
     await add_typed(queue, {"n": pa.array([1], pa.int32())})
     await add_typed(queue, {"n": pa.array([2], pa.int64()), "s": ["x"]})
     schema = pa.schema([("n", pa.int64()), ("s", pa.string())])
-    reader = await read_async(FakeStreamWithSchema(queue, schema))
+    reader = await read(FakeStreamWithSchema(queue, schema)).open()
     assert reader.schema.names[:3] == ["n", "s", "_key"]
     assert [(row["n"], row["s"]) for row in await rows_of(reader)] == [(1, None), (2, "x")]
 
@@ -50,7 +50,7 @@ async def test_columns_recorded_after_opening_are_left_out() -> None:
     queue = FakeQueue()
     await add_typed(queue, {"n": [1], "later": ["x"]}, schema_version=2)
     schema = pa.schema([("n", pa.int64())])
-    reader = await read_async(FakeStreamWithSchema(queue, schema))
+    reader = await read(FakeStreamWithSchema(queue, schema)).open()
     assert [row["n"] for row in await rows_of(reader)] == [1]
 
 
@@ -60,8 +60,8 @@ async def test_columns_that_the_stream_never_recorded_are_not_left_out() -> None
     await add_typed(queue, {"n": [1], "unknown": ["x"]})
     typed = FakeStreamWithSchema(queue, pa.schema([("n", pa.int64())]))
     with pytest.raises(Refused, match=r"has unknown.*not columns of the stream"):
-        await anext(await read_async(typed))
-    assert await rows_of(await read_async(typed, columns=["n"])) == [{"n": 1}]
+        await anext(await read(typed).open())
+    assert await rows_of(await read(typed, columns=["n"]).open()) == [{"n": 1}]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ async def test_columns_that_the_stream_never_recorded_are_not_left_out() -> None
 async def test_nothing_is_cast_with_a_loss(written: list[Any], kind: pa.DataType) -> None:
     queue = FakeQueue()
     await add_typed(queue, {"n": written}, schema_version=2)
-    reader = await read_async(FakeStreamWithSchema(queue, pa.schema([("n", kind)])))
+    reader = await read(FakeStreamWithSchema(queue, pa.schema([("n", kind)]))).open()
     with pytest.raises(Refused, match=r"column 'n' of batch 0.*open it again"):
         await anext(reader)
 
@@ -93,9 +93,9 @@ async def test_numbers_that_stay_the_same_are_read_in_another_type() -> None:
     await add_typed(queue, {"n": [1, None], "m": [2.0, None], "s": nulls})
     kinds = [("n", pa.float64()), ("m", pa.decimal128(4, 2)), ("s", pa.date32())]
     with pytest.raises(Refused):  # a float is no decimal, whatever its value
-        await anext(await read_async(FakeStreamWithSchema(queue, pa.schema(kinds))))
+        await anext(await read(FakeStreamWithSchema(queue, pa.schema(kinds))).open())
     kinds[1] = ("m", pa.int32())
-    rows = await rows_of(await read_async(FakeStreamWithSchema(queue, pa.schema(kinds))))
+    rows = await rows_of(await read(FakeStreamWithSchema(queue, pa.schema(kinds))).open())
     assert [(row["n"], row["m"], row["s"]) for row in rows] == [(1.0, 2, None), (None, None, None)]
 
 
@@ -103,7 +103,7 @@ async def test_numbers_that_stay_the_same_are_read_in_another_type() -> None:
 async def test_a_value_too_wide_for_the_schema_of_opening_is_not_cut() -> None:
     queue = FakeQueue()
     await add_typed(queue, {"n": [2**40]})
-    reader = await read_async(FakeStreamWithSchema(queue, pa.schema([("n", pa.int32())])))
+    reader = await read(FakeStreamWithSchema(queue, pa.schema([("n", pa.int32())]))).open()
     with pytest.raises(Refused, match="open it again"):
         await anext(reader)
 
@@ -113,19 +113,19 @@ async def test_a_reader_from_before_the_first_record_is_opened_again() -> None:
     queue = FakeQueue()
     await add_typed(queue, {"n": [1]}, schema_version=1)
     with pytest.raises(Refused, match=r"has n, and its reader shows _value: open it again"):
-        await anext(await read_async(queue.stream()))
+        await anext(await read(queue.stream()).open())
 
     opaque = FakeQueue()
     await opaque.add([b"x"])
     typed = FakeStreamWithSchema(opaque, pa.schema([("n", pa.int64())]))
     with pytest.raises(Refused, match="has _value, and its reader shows n"):
-        await anext(await read_async(typed))
+        await anext(await read(typed).open())
     with pytest.raises(Refused, match="has _value, and its reader shows n: it would show null"):
-        await anext(await read_async(typed, columns=["n", "_key"]))
+        await anext(await read(typed, columns=["n", "_key"]).open())
     with pytest.raises(Refused, match="has n, and its reader shows _value: it would show null"):
-        await anext(await read_async(queue.stream(), columns=["_value"]))
-    assert await rows_of(await read_async(queue.stream(), columns=["_lsn"])) == [{"_lsn": 1}]
-    both = await read_async(typed, columns=["_value", "n"])
+        await anext(await read(queue.stream(), columns=["_value"]).open())
+    assert await rows_of(await read(queue.stream(), columns=["_lsn"]).open()) == [{"_lsn": 1}]
+    both = await read(typed, columns=["_value", "n"]).open()
     assert await rows_of(both) == [{"_value": b"x", "n": None}]
 
 
@@ -143,7 +143,7 @@ async def test_reserved_columns_that_were_written_are_shown_and_gaps_in_them_fil
         },
     )
     stream = FakeStreamWithSchema(queue, pa.schema([("n", pa.int64())]))
-    first, second = await rows_of(await read_async(stream))
+    first, second = await rows_of(await read(stream).open())
     assert (first["_key"], first["_timestamp"], first["_operation"]) == (b"k", noon, 2)
     assert second["_timestamp"].timestamp() == 1.0
     assert second["_operation"] == 1
@@ -154,13 +154,13 @@ async def test_columns_can_be_chosen_and_ordered() -> None:
     queue = FakeQueue()
     await queue.add([b"x"], metadata=b"m", at_ms=1)
     chosen = ["_lsn", "_metadata", "_collection", "_kind", "_rid", "_refresh_records"]
-    reader = await read_async(queue.stream(), columns=chosen)
+    reader = await read(queue.stream(), columns=chosen).open()
     assert reader.schema.names == chosen
     (row,) = await rows_of(reader)
     assert list(row.values()) == [1, b"m", "orders", "entity", 0, None]
     for wrong in (["nothing"], [], ["_lsn", "_lsn"]):
         with pytest.raises(Refused):
-            await read_async(queue.stream(), columns=wrong)
+            await read(queue.stream(), columns=wrong).open()
 
 
 @virtual
@@ -169,9 +169,9 @@ async def test_what_cannot_be_asked_for_is_refused() -> None:
     wrong: list[dict[str, Any]] = [{"partition": 1}, {"partition": []}, {"on_bad_batch": "no"}]
     for options in wrong:
         with pytest.raises(Refused):
-            await read_async(queue.stream(), **options)
+            await read(queue.stream(), **options).open()
     with pytest.raises(Refused, match="name of the stream"):
-        await read_async(queue.store)
+        await read(queue.store).open()
 
 
 # `ConsumedBatch.table()`: the columns and types of the stream, whatever a batch was written in.
@@ -184,7 +184,7 @@ WIDE = pa.table({"id": pa.array([1 << 40], pa.int64()), "name": ["n"]})
 async def produced(store: Store, *tables: pa.Table) -> None:
     """Each table as a batch of its own."""
     for table in tables:
-        async with await Producer.open(store, "orders", linger_ms=0) as producer:
+        async with Producer(store, "orders", linger_ms=0) as producer:
             await producer.produce_arrow(table)
 
 

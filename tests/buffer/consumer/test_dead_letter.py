@@ -14,7 +14,7 @@ from headwater.buffer.consumer import (
     UnreadableBatch,
     lag,
     list_dead_letters,
-    read_async,
+    read,
 )
 from headwater.buffer.consumer.fetcher import FetchHandle
 from headwater.buffer.queue.contract import Descriptor, Uncounted
@@ -282,16 +282,16 @@ async def test_whoever_looks_sees_all_that_stands_before_an_uncountable_batch() 
 async def test_a_reading_meets_an_uncountable_batch_in_its_turn() -> None:
     stream, batches = await given(5)
     await stream.store.delete(batches[3].location)
-    async with await read_async(stream, end=4, columns=["_lsn"]) as reader:
+    async with read(stream, end=4, columns=["_lsn"]) as reader:
         assert [batch.to_pydict() async for batch in reader] == [
             {"_lsn": [lsn]} for lsn in (1, 2, 3)
         ]
-    async with await read_async(stream, columns=["_lsn"]) as reader:
+    async with read(stream, columns=["_lsn"]) as reader:
         for _ in range(3):
             assert await reader.next_batch() is not None
         with pytest.raises(Uncounted):
             await reader.next_batch()
-    async with await read_async(stream, on_bad_batch="skip", columns=["_lsn"]) as reader:
+    async with read(stream, on_bad_batch="skip", columns=["_lsn"]) as reader:
         assert len([batch async for batch in reader]) == 3
         assert [lost.first_lsn for lost in reader.lost] == [4]
 

@@ -16,7 +16,7 @@ from headwater.buffer.consumer import (
     drop_dead_letter,
     fetch_dead_letter,
     list_dead_letters,
-    read_async,
+    read,
     replay_dead_letter,
 )
 from headwater.buffer.partitioner import partition_keys
@@ -35,7 +35,7 @@ TIME = datetime(2026, 1, 31, 8, tzinfo=UTC)
 
 
 async def values_of(stream: Stream) -> list[bytes]:
-    async with await read_async(stream, on_bad_batch="skip") as reader:
+    async with read(stream, on_bad_batch="skip") as reader:
         return [row["_value"] for row in await rows_of(reader)]
 
 
@@ -188,7 +188,7 @@ async def test_a_commit_whose_answer_was_lost_counts() -> None:
 async def keyed(partitions: int) -> LostBatch:
     store = Store(MemoryBackend(versions_by_content=True))
     stream = await create_stream(store, "orders", partitions=partitions)
-    async with await Producer.open(stream, linger_ms=0) as producer:
+    async with Producer(stream, linger_ms=0) as producer:
         await (
             await producer.produce(
                 [b"x", None, b"z", b"w"],
@@ -233,7 +233,7 @@ async def test_keys_headers_times_and_operations_are_those_of_the_batch() -> Non
     lost = await keyed(2)
     await let_pass(DAY_S)
     await replay_dead_letter(lost.stream, lost.letter)
-    async with await read_async(lost.stream, partition=1, columns=COLUMNS) as reader:
+    async with read(lost.stream, partition=1, columns=COLUMNS) as reader:
         rows = await rows_of(reader)
     assert rows[:4] == rows[4:]
     assert len(rows) == 8
@@ -244,7 +244,7 @@ async def test_with_other_partitions_records_go_where_their_keys_belong() -> Non
     lost = await keyed(2)
     target = await create_stream(lost.stream.store, "wide", partitions=5)
     await replay_dead_letter(lost.stream, lost.letter, into=target)
-    async with await read_async(target, columns=["_key", "_value", "_partition"]) as reader:
+    async with read(target, columns=["_key", "_value", "_partition"]) as reader:
         rows = await rows_of(reader)
     assert len(rows) == 4
     hashed = partition_keys(pa.array([b"a", b"b"], pa.binary()), 5).to_pylist()
@@ -258,7 +258,7 @@ async def test_typed_columns_are_recorded_in_the_target() -> None:
     store = Store(MemoryBackend(versions_by_content=True))
     stream = await create_stream(store, "orders", schema={"id": "int64", "name": "string"})
     appender_rows = pa.RecordBatch.from_pylist([{"id": 7, "name": "x"}])
-    async with await Producer.open(stream, linger_ms=0) as producer:
+    async with Producer(stream, linger_ms=0) as producer:
         await (await producer.produce_arrow(appender_rows))
     ((batch,),) = [await stream.queue_reader(0).after(None, 9)]
     lost = await keyed(1)
@@ -270,7 +270,7 @@ async def test_typed_columns_are_recorded_in_the_target() -> None:
     }
     target = await create_stream(store, "again")
     await replay_dead_letter(stream, DeadLetter(**letter), into=target)
-    async with await read_async(target, columns=["id", "name"]) as reader:
+    async with read(target, columns=["id", "name"]) as reader:
         assert await rows_of(reader) == [{"id": 7, "name": "x"}]
 
 

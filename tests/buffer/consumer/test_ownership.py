@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.buffer import blocking
+from headwater import blocking
 from headwater.buffer.consumer import (
     BlockingConsumer,
     Consumer,
@@ -236,7 +236,7 @@ def test_a_time_is_found_without_reading_records(on_a_stream: Callable[[Test], N
     async def test(stream: Stream) -> None:
         from headwater.buffer.producer import Producer
 
-        async with await Producer.open(stream, linger_ms=60_000) as producer:
+        async with Producer(stream, linger_ms=60_000) as producer:
             start_ms = runtime.wall_ms()
             await producer.produce([b"a" * 1000] * 100)
             await runtime.sleep(10)
@@ -415,7 +415,7 @@ def test_what_the_child_opens_is_its_own(tmp_path: Path) -> None:
 def test_a_blocking_consumer_of_the_parent_is_refused_and_closed_in_silence(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/store"
     blocking.create_stream(url, "orders")
-    with BlockingProducer.open(url, "orders") as producer:
+    with BlockingProducer(url, "orders") as producer:
         producer.produce([b"a"])
     with BlockingConsumer.open(url, "orders", gc=False) as consumer:
 

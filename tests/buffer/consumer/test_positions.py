@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.buffer.consumer import Consumer, UnreadableBatch, lsn_at_time, read_async
+from headwater.buffer.consumer import Consumer, UnreadableBatch, lsn_at_time, read
 from headwater.buffer.producer import Producer
 from headwater.buffer.producer.call import with_column
 from headwater.buffer.queue.contract import TimeBy
@@ -48,7 +48,7 @@ class Write(NamedTuple):
 async def _write(stream: Stream, write: Write, number: int) -> None:
     values = [b"x"] * len(write.times)
     if not write.in_transaction:
-        async with await Producer.open(stream) as producer:
+        async with Producer(stream) as producer:
             at = None if set(write.times) == {None} else pa.array(write.times, pa.int64())
             at = None if at is None else at.cast(pa.timestamp("us", "UTC"))
             await producer.produce(values, timestamps=at, partition=write.partition)
@@ -62,7 +62,7 @@ async def _write(stream: Stream, write: Write, number: int) -> None:
 
 async def _scanned(stream: Stream, partition: int) -> list[tuple[int, int, int]]:
     """LSN, timestamp and ingestion time of every retained record, in microseconds."""
-    reader = await read_async(stream, partition=partition, columns=["_lsn", TIMESTAMP, INGESTED])
+    reader = await read(stream, partition=partition, columns=["_lsn", TIMESTAMP, INGESTED]).open()
     found: list[tuple[int, int, int]] = []
     async for batch in reader:
         columns = [column.cast(pa.int64()).to_pylist() for column in batch.columns]
@@ -129,7 +129,7 @@ def test_the_offset_found_by_time_is_the_one_that_a_scan_finds(
 async def test_a_time_goes_by_the_timestamps_of_records_and_not_by_their_ingestion() -> None:
     stream = await create_stream(Store(MemoryBackend()), "orders")
     start_ms = runtime.wall_ms()
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         for year in (2001, 2003, 2002, 2005):
             await producer.produce([b"a", b"b"], timestamps=datetime(year, 1, 1, tzinfo=UTC))
             await producer.flush()
@@ -141,22 +141,22 @@ async def test_a_time_goes_by_the_timestamps_of_records_and_not_by_their_ingesti
     assert found == [1, 1, 3, 3, 7, 7, None]
     assert await lsn_at_time(stream, time=start_ms) is None
     assert await lsn_at_time(stream, time=start_ms + 1, time_by="ingestion") == 3
-    rows = await rows_of(await read_async(stream, None, "2002-01-01", "2004-01-01"))
+    rows = await rows_of(await read(stream, None, "2002-01-01", "2004-01-01").open())
     assert [row["_lsn"] for row in rows] == [3, 4, 5, 6]
     ingested = datetime.fromtimestamp((start_ms + 1) / 1000, UTC)
-    rows = await rows_of(await read_async(stream, None, ingested, time_by="ingestion"))
+    rows = await rows_of(await read(stream, None, ingested, time_by="ingestion").open())
     assert [row["_lsn"] for row in rows] == [3, 4, 5, 6, 7, 8]
     with pytest.raises(Refused, match='"timestamp" or "ingestion"'):
         await lsn_at_time(stream, time=0, time_by="event")  # type: ignore[arg-type]
     with pytest.raises(Refused, match='"timestamp" or "ingestion"'):
-        await read_async(stream, time_by="event")  # type: ignore[arg-type]
+        await read(stream, time_by="event").open()  # type: ignore[arg-type]
 
 
 @virtual
 async def test_a_time_is_exact_to_the_microsecond() -> None:
     stream = await create_stream(Store(MemoryBackend()), "orders")
     at = [EPOCH + timedelta(microseconds=us) for us in (-2_001, -1_999, 1, 2)]
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         await producer.produce([b"a"] * 4, timestamps=at)
     for lsn, time in enumerate(at, start=1):
         assert await lsn_at_time(stream, time=time) == lsn
@@ -172,26 +172,26 @@ async def test_a_time_is_exact_to_the_microsecond() -> None:
 async def test_the_time_of_ingestion_is_a_column_on_request_and_is_not_produced_again() -> None:
     stream = await create_stream(Store(MemoryBackend()), "orders")
     at_ms = runtime.wall_ms()
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         await producer.produce([b"a"], timestamps=EPOCH)
-    reader = await read_async(stream)
+    reader = await read(stream).open()
     assert INGESTED not in reader.schema.names
-    reader = await read_async(stream, columns=["_value", TIMESTAMP, INGESTED])
+    reader = await read(stream, columns=["_value", TIMESTAMP, INGESTED]).open()
     (batch,) = [batch async for batch in reader]
     (row,) = batch.to_pylist()
     ingested = EPOCH + timedelta(milliseconds=at_ms)
     assert row == {"_value": b"a", TIMESTAMP: EPOCH, INGESTED: ingested}
     await runtime.sleep(5)
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         await producer.produce_arrow(batch)
-    again = await rows_of(await read_async(stream, None, 2, columns=[TIMESTAMP, INGESTED]))
+    again = await rows_of(await read(stream, None, 2, columns=[TIMESTAMP, INGESTED]).open())
     assert again == [{TIMESTAMP: EPOCH, INGESTED: ingested + timedelta(seconds=5)}]
 
 
 @virtual
 async def test_a_boundary_batch_that_cannot_be_read_is_named_or_passed_over() -> None:
     stream = await create_stream(Store(MemoryBackend()), "orders")
-    async with await Producer.open(stream, linger_ms=60_000) as producer:
+    async with Producer(stream, linger_ms=60_000) as producer:
         for day in (1, 2):
             at = [datetime(2026, 1, day, hour, tzinfo=UTC) for hour in (1, 2)]
             await producer.produce([b"x" * 40_000] * 2, timestamps=at)
@@ -204,7 +204,7 @@ async def test_a_boundary_batch_that_cannot_be_read_is_named_or_passed_over() ->
     assert await lsn_at_time(stream, time="2026-01-01T02:00:00Z") == 2
     with pytest.raises(UnreadableBatch, match="batch 1 with LSNs 3–4"):
         await lsn_at_time(stream, time="2026-01-02T02:00:00Z")
-    reader = await read_async(stream, None, "2026-01-02T02:00:00Z", on_bad_batch="skip")
+    reader = await read(stream, None, "2026-01-02T02:00:00Z", on_bad_batch="skip").open()
     assert await rows_of(reader) == []
     assert [(lost.first_lsn, lost.last_lsn) for lost in reader.lost] == [(3, 4)]
     assert first.location != second.location
@@ -215,7 +215,7 @@ async def test_a_batch_that_retention_takes_while_it_is_searched_is_not_the_firs
     None
 ):
     stream = await create_stream(Store(MemoryBackend()), "orders")
-    async with await Producer.open(stream, linger_ms=60_000) as producer:
+    async with Producer(stream, linger_ms=60_000) as producer:
         for day in (1, 2):
             at = [datetime(2026, 1, day, hour, tzinfo=UTC) for hour in (1, 2)]
             await producer.produce([b"x" * 40_000] * 2, timestamps=at)

@@ -13,13 +13,13 @@ import pytest
 import headwater
 from headwater.buffer.batch import Batch, Call, Calls
 from headwater.buffer.compression import Compression
-from headwater.buffer.consumer import Consumer, UnreadableBatch, read_async
+from headwater.buffer.consumer import Consumer, UnreadableBatch, read
 from headwater.buffer.producer import Producer
 from headwater.buffer.queue.contract import NewBatch
 from headwater.buffer.records import from_values
 from headwater.buffer.stream import create_stream
 from headwater.core import runtime
-from headwater.core.errors import Refused, Trimmed, Unavailable
+from headwater.core.errors import NotFound, Refused, Trimmed, Unavailable
 from headwater.store import MemoryBackend, Store, open_store
 from tests.buffer.consumer.fakes import FakeQueue, FakeStream
 from tests.buffer.consumer.given import FakeStreamWithSchema, rows_of
@@ -29,7 +29,7 @@ COLUMNS = "_value _key _headers _timestamp _operation _lsn _partition _sequence"
 
 
 async def lsns(stream: FakeStream, *args: Any, **options: Any) -> list[int]:
-    return [row["_lsn"] for row in await rows_of(await read_async(stream, None, *args, **options))]
+    return [row["_lsn"] for row in await rows_of(await read(stream, None, *args, **options).open())]
 
 
 async def three_batches() -> FakeQueue:
@@ -44,7 +44,7 @@ async def three_batches() -> FakeQueue:
 async def test_every_record_comes_with_its_defaults_and_its_place() -> None:
     queue = FakeQueue()
     await queue.add([b"x", None], at_ms=1_000)
-    reader = await read_async(queue.stream())
+    reader = await read(queue.stream()).open()
     assert reader.schema.names == COLUMNS
     assert await rows_of(reader) == [
         {
@@ -118,7 +118,7 @@ def test_a_position_that_is_none_is_refused(start: Any) -> None:
     @virtual
     async def run() -> None:
         with pytest.raises(Refused):
-            await read_async(FakeQueue().stream(), None, start)
+            await read(FakeQueue().stream(), None, start).open()
 
     run()
 
@@ -128,7 +128,7 @@ async def test_what_was_asked_for_by_number_and_is_gone_is_trimmed() -> None:
     queue = await three_batches()
     queue.floor = 1
     with pytest.raises(Trimmed, match="the oldest one is 3") as told:
-        await read_async(queue.stream(), None, 2)
+        await read(queue.stream(), None, 2).open()
     assert told.value.floor_lsn == 3
     assert await lsns(queue.stream(), 3) == [3, 4, 5, 6]
     assert await lsns(queue.stream(), "earliest") == [3, 4, 5, 6]
@@ -140,7 +140,7 @@ async def test_the_first_record_asked_for_by_number_is_that_one_or_trimmed() -> 
     queue = FakeQueue()
     await queue.add_many(2)
     declared = FakeStreamWithSchema(queue, pa.schema([("n", pa.int64())]))
-    reader = await read_async(declared, None, 1, columns=["_lsn"])
+    reader = await read(declared, None, 1, columns=["_lsn"]).open()
     queue.floor = 1  # between opening and reading
     with pytest.raises(Trimmed) as told:
         await anext(reader)
@@ -150,7 +150,7 @@ async def test_the_first_record_asked_for_by_number_is_that_one_or_trimmed() -> 
 @virtual
 async def test_what_is_appended_after_opening_is_not_read_unless_it_follows() -> None:
     queue = await three_batches()
-    reader = await read_async(queue.stream())
+    reader = await read(queue.stream()).open()
     await queue.add_many(1)
     assert [row["_lsn"] for row in await rows_of(reader)] == [1, 2, 3, 4, 5, 6]
 
@@ -159,7 +159,7 @@ async def test_what_is_appended_after_opening_is_not_read_unless_it_follows() ->
 async def test_following_waits_ever_longer_and_delivers_what_comes() -> None:
     queue = FakeQueue()
     await queue.add([b"a"])
-    reader = await read_async(queue.stream(), follow=True)
+    reader = await read(queue.stream(), follow=True).open()
     assert (await anext(reader)).num_rows == 1
     waiting = runtime.spawn(reader.next_batch(), name="waiting")
     queue.asked.clear()
@@ -176,7 +176,7 @@ async def test_following_waits_ever_longer_and_delivers_what_comes() -> None:
 @virtual
 async def test_following_reads_partitions_in_turn() -> None:
     queue = await three_batches()
-    async with await read_async(queue.stream(partitions=2), follow=True) as reader:
+    async with read(queue.stream(partitions=2), follow=True) as reader:
         found = [await anext(reader) for _ in range(6)]
     assert [batch.column("_partition")[0].as_py() for batch in found] == [0, 1] * 3
 
@@ -185,7 +185,7 @@ async def test_following_reads_partitions_in_turn() -> None:
 async def test_following_ends_at_its_end() -> None:
     queue = FakeQueue()
     await queue.add([b"a", b"b"])
-    reader = await read_async(queue.stream(), end=4, follow=True)
+    reader = await read(queue.stream(), end=4, follow=True).open()
     await anext(reader)
     await queue.add([b"c", b"d"])
     assert (await anext(reader)).column("_lsn").to_pylist() == [3]
@@ -196,7 +196,7 @@ async def test_following_ends_at_its_end() -> None:
 @virtual
 async def test_an_error_of_the_queue_can_be_tried_again() -> None:
     queue = await three_batches()
-    reader = await read_async(queue.stream(), follow=True)
+    reader = await read(queue.stream(), follow=True).open()
     await anext(reader)
     queue.fail("look_after", Unavailable("down"))
     with pytest.raises(Unavailable):
@@ -207,7 +207,7 @@ async def test_an_error_of_the_queue_can_be_tried_again() -> None:
 @virtual
 async def test_a_part_that_is_known_to_its_end_asks_the_queue_no_more() -> None:
     queue = await three_batches()
-    reader = await read_async(queue.stream(), None, 1, 6)
+    reader = await read(queue.stream(), None, 1, 6).open()
     await anext(reader)
     queue.asked.clear()
     assert [row["_lsn"] for row in await rows_of(reader)] == [3, 4, 5]
@@ -218,11 +218,11 @@ async def test_a_part_that_is_known_to_its_end_asks_the_queue_no_more() -> None:
 async def test_a_batch_that_cannot_be_read_is_an_error_or_is_listed() -> None:
     queue = await three_batches()
     await queue.store.delete(queue.entries[1].location)
-    reader = await read_async(queue.stream())
+    reader = await read(queue.stream()).open()
     assert (await anext(reader)).column("_lsn").to_pylist() == [1, 2]
     with pytest.raises(headwater.HeadwaterError, match="batch 1 with LSNs 3–4"):
         await anext(reader)
-    skipping = await read_async(queue.stream(), on_bad_batch="skip")
+    skipping = await read(queue.stream(), on_bad_batch="skip").open()
     assert [row["_lsn"] for row in await rows_of(skipping)] == [1, 2, 5, 6]
     assert [(lost.first_lsn, lost.last_lsn) for lost in skipping.lost] == [(3, 4)]
 
@@ -231,7 +231,7 @@ async def test_a_batch_that_cannot_be_read_is_an_error_or_is_listed() -> None:
 async def test_a_first_batch_that_cannot_be_read_does_not_keep_one_from_reading_the_rest() -> None:
     queue = await three_batches()
     await queue.store.delete(queue.entries[0].location)
-    skipping = await read_async(queue.stream(), on_bad_batch="skip")
+    skipping = await read(queue.stream(), on_bad_batch="skip").open()
     assert [row["_lsn"] for row in await rows_of(skipping)] == [3, 4, 5, 6]
     assert [(lost.first_lsn, lost.last_lsn) for lost in skipping.lost] == [(1, 2)]
 
@@ -239,7 +239,7 @@ async def test_a_first_batch_that_cannot_be_read_does_not_keep_one_from_reading_
 @virtual
 async def test_a_batch_that_goes_with_the_retention_while_it_is_read_is_trimmed() -> None:
     queue = await three_batches()
-    reader = await read_async(queue.stream(), on_bad_batch="skip", read_ahead_bytes=0)
+    reader = await read(queue.stream(), on_bad_batch="skip", read_ahead_bytes=0).open()
     await anext(reader)
     queue.floor = 2
     await queue.store.delete(queue.entries[1].location)
@@ -251,7 +251,7 @@ async def test_a_batch_that_goes_with_the_retention_while_it_is_read_is_trimmed(
 @virtual
 async def test_a_time_within_a_lost_batch_begins_with_it_where_it_is_passed_over() -> None:
     stream = await create_stream(Store(MemoryBackend()), "orders")
-    async with await Producer.open(stream, linger_ms=5000) as producer:
+    async with Producer(stream, linger_ms=5000) as producer:
         await producer.produce([bytes(20_000)])
         await runtime.sleep(2)
         between = datetime.fromtimestamp(runtime.wall_ms() / 1000, UTC)
@@ -262,8 +262,8 @@ async def test_a_time_within_a_lost_batch_begins_with_it_where_it_is_passed_over
     (lost, _) = await stream.queue_reader(0).after(None, 9)
     await stream.store.delete(lost.location)
     with pytest.raises(UnreadableBatch):
-        await read_async(stream, start=between)
-    skipping = await read_async(stream, start=between, on_bad_batch="skip")
+        await read(stream, start=between).open()
+    skipping = await read(stream, start=between, on_bad_batch="skip").open()
     assert [row["_lsn"] for row in await rows_of(skipping)] == [3]
     assert [(lost.first_lsn, lost.last_lsn) for lost in skipping.lost] == [(1, 2)]
 
@@ -294,27 +294,27 @@ async def produce(stream: Any, partition: int, values: list[bytes]) -> None:
 def test_an_address_is_enough(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/store"
     asyncio.run(filled(url, 2))
-    table = headwater.read(url, "orders").to_table()
+    table = headwater.blocking.read(url, "orders").to_table()
     assert table["_value"].to_pylist() == [b"0-0", b"0-1", b"0-2", b"1-0", b"1-1", b"1-2"]
     assert table["_partition"].to_pylist() == [0, 0, 0, 1, 1, 1]
     assert table["_lsn"].to_pylist() == [1, 2, 3, 1, 2, 3]
-    only = headwater.read(url, "orders", start=2, partition=1)
+    only = headwater.blocking.read(url, "orders", start=2, partition=1)
     assert [batch["_value"].to_pylist() for batch in only] == [[b"1-1", b"1-2"]]
 
 
 def test_other_libraries_take_the_reader_as_it_is(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/store"
     asyncio.run(filled(url, 1))
-    assert pa.table(headwater.read(url, "orders")).num_rows == 3
-    assert headwater.read(url, "orders").to_reader().read_all().num_rows == 3
-    with headwater.read(url, "orders") as reader:
+    assert pa.table(headwater.blocking.read(url, "orders")).num_rows == 3
+    assert headwater.blocking.read(url, "orders").to_reader().read_all().num_rows == 3
+    with headwater.blocking.read(url, "orders") as reader:
         assert pa.Table.from_batches(reader).num_rows == 3
 
 
 def test_a_reader_that_follows_is_iterated_and_is_no_table(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/store"
     asyncio.run(filled(url, 2))
-    with headwater.read(url, "orders", follow=True) as reader:
+    with headwater.blocking.read(url, "orders", follow=True) as reader:
         assert next(iter(reader))["_partition"].to_pylist() == [0, 0, 0]
         assert next(iter(reader))["_partition"].to_pylist() == [1, 1, 1]
         with pytest.raises(Refused, match="never ends"):
@@ -323,7 +323,7 @@ def test_a_reader_that_follows_is_iterated_and_is_no_table(tmp_path: Path) -> No
 
 def test_a_stream_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(headwater.HeadwaterError):
-        headwater.read(f"file://{tmp_path}/store", "orders")
+        headwater.blocking.read(f"file://{tmp_path}/store", "orders")
 
 
 def test_reading_by_its_short_name_with_a_loop(tmp_path: Path) -> None:
@@ -331,7 +331,65 @@ def test_reading_by_its_short_name_with_a_loop(tmp_path: Path) -> None:
     asyncio.run(filled(url, 1))
 
     async def run() -> None:
-        async with await headwater.read_async(url, "orders") as reader:
+        async with headwater.read(url, "orders") as reader:
             assert len(await rows_of(reader)) == 3
+            assert reader.stream.name == "orders"
+        with pytest.raises(Refused, match=r"this reader is closed: call read\(\) again"):
+            await reader.open()
+        lsns = [batch["_lsn"].to_pylist() async for batch in headwater.read(url, "orders")]
+        assert lsns == [[1, 2, 3]]
+        table = await headwater.read(url, "orders", start=2).to_table()
+        assert table["_lsn"].to_pylist() == [2, 3]
+        frame = await headwater.read(url, "orders", columns=["_lsn"]).to_pandas()
+        assert list(frame["_lsn"]) == [1, 2, 3]
+        with pytest.raises(Refused, match="never ends"):
+            await headwater.read(url, "orders", follow=True).to_table()
 
     asyncio.run(run())
+
+
+@virtual
+async def test_a_reader_is_opened_when_it_is_used() -> None:
+    store = open_store("memory://")
+    reader = headwater.read(store, "orders")
+    for name in ("schema", "stream"):
+        with pytest.raises(Refused, match="this reader is not open: use it in a `with` block"):
+            getattr(reader, name)
+    with pytest.raises(NotFound):
+        await anext(reader)
+    await create_stream(store, "orders")
+    assert [batch async for batch in reader] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "options", "why"),
+    [
+        (None, "orders", {}, "a store is needed here"),
+        ("memory://", None, {}, "name of the stream"),
+        ("memory://", "orders", {"on_bad_batch": "no"}, "on_bad_batch is 'no'"),
+        ("memory://", "orders", {"time_by": "event"}, "time_by is 'event'"),
+    ],
+)
+def test_reading_refuses_wrong_arguments_at_once(
+    source: Any, name: Any, options: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(Refused, match=why):
+        headwater.read(source, name, **options)
+
+
+def test_a_store_of_its_own_is_closed_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"file://{tmp_path}/store"
+    asyncio.run(filled(url, 1))
+    closed: list[Store] = []
+
+    async def close(self: Store) -> None:
+        closed.append(self)
+
+    async def run() -> None:
+        assert len([batch async for batch in headwater.read(url, "orders")]) == 1
+
+    monkeypatch.setattr(Store, "close", close)
+    asyncio.run(run())
+    assert len(closed) == 1

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import headwater
-from headwater.buffer.consumer import BlockingConsumer, Consumer, Follower, lag, read_async
+from headwater.buffer.consumer import BlockingConsumer, Consumer, Follower, lag, read
 from headwater.buffer.stream import create_stream
 from headwater.core import portal
 from headwater.core.errors import NotFound, Refused
@@ -80,8 +80,8 @@ async def test_a_partition_is_a_whole_number(given: Any) -> None:
     openings: list[Callable[[], Any]] = [
         lambda: Consumer.open(stream, partition=given),
         lambda: Follower.open(stream, partition=given, group="g"),
-        lambda: read_async(stream, partition=given),
-        lambda: read_async(stream, partition=[0, given]),
+        lambda: read(stream, partition=given).open(),
+        lambda: read(stream, partition=[0, given]).open(),
         lambda: lag(stream, partition=given),
     ]
     for opening in openings:
@@ -95,9 +95,9 @@ async def test_what_is_no_position_is_told_what_one_is(given: Any) -> None:
     queue = FakeQueue()
     await queue.add_many(3)
     with pytest.raises(Refused, match='is not a position: an LSN, "earliest", "latest", or a time'):
-        await read_async(queue.stream(), start=given)
+        await read(queue.stream(), start=given).open()
     with pytest.raises(Refused, match="is not a position"):
-        await read_async(queue.stream(), end=given)
+        await read(queue.stream(), end=given).open()
 
 
 @virtual
@@ -108,7 +108,7 @@ async def test_a_date_is_its_first_moment() -> None:
         at = noon + datetime.timedelta(days=days)
         await queue.add([b"%d" % days], at_ms=int(at.timestamp() * 1000))
     day = datetime.date(2026, 1, 31)
-    async with await read_async(queue.stream(), start=day, columns="_lsn") as reader:
+    async with read(queue.stream(), start=day, columns="_lsn") as reader:
         found = [batch.to_pylist() async for batch in reader]
     assert found == [[{"_lsn": 2}], [{"_lsn": 3}]], "and a single column needs no list"
 
@@ -121,14 +121,14 @@ async def test_a_position_for_a_partition_that_is_not_there_is_refused(given: An
     stream = queue.stream()
     for side in ("start", "end"):
         with pytest.raises(Refused, match=r"a position for .*has partitions 0 to 0"):
-            await read_async(stream, **{side: given})
+            await read(stream, **{side: given}).open()
 
 
 @pytest.mark.parametrize("given", [5, [5], ["_lsn", None]])
 @virtual
 async def test_columns_are_given_by_their_names(given: Any) -> None:
     with pytest.raises(Refused, match="columns are a list of names"):
-        await read_async(FakeQueue().stream(), columns=given)
+        await read(FakeQueue().stream(), columns=given).open()
 
 
 @pytest.mark.parametrize("given", [None, 5, b"memory://"])
@@ -137,7 +137,7 @@ async def test_what_is_no_store_is_told_so(given: Any) -> None:
     with pytest.raises(Refused, match="a store is needed here"):
         await Consumer.open(given, "orders")
     with pytest.raises(Refused, match="a store is needed here"):
-        await read_async(given, "orders")
+        await read(given, "orders").open()
 
 
 @virtual
@@ -191,7 +191,7 @@ def test_an_address_is_opened_and_given_back(
 
 def test_the_short_name_refuses_the_same() -> None:
     with pytest.raises(Refused, match="name of the stream"):
-        headwater.read("memory://")
+        headwater.blocking.read("memory://")
 
 
 @virtual

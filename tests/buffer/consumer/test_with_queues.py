@@ -12,16 +12,16 @@ import pyarrow as pa
 import pytest
 
 from headwater.buffer.consumer import (
-    AsyncReader,
     BlockingConsumer,
     ConsumedBatch,
     Consumer,
     Follower,
     Lag,
+    Reader,
     lag,
     list_dead_letters,
     lsn_at_time,
-    read_async,
+    read,
 )
 from headwater.buffer.queue.retention import Retention
 from headwater.buffer.stream import Stream, alter_stream, create_stream
@@ -57,7 +57,7 @@ async def next_of(consumer: Consumer | Follower) -> ConsumedBatch:
     return batch
 
 
-async def rest_of(reader: AsyncReader) -> list[pa.RecordBatch]:
+async def rest_of(reader: Reader) -> list[pa.RecordBatch]:
     return [rows async for rows in reader]
 
 
@@ -128,7 +128,7 @@ def test_a_reader_overtaken_by_the_retention_is_told_the_lsn_to_go_on_with(
 ) -> None:
     async def test(stream: Stream) -> None:
         await produce(stream, *[[b"x"] * 100] * 300)
-        reader = await read_async(stream, read_ahead_bytes=0)
+        reader = await read(stream, read_ahead_bytes=0).open()
         await anext(reader)
         consumer = await Consumer.open(stream)
         await consumer.next_descriptors(300)
@@ -139,7 +139,7 @@ def test_a_reader_overtaken_by_the_retention_is_told_the_lsn_to_go_on_with(
         with pytest.raises(Trimmed) as told:
             await rest_of(reader)
         with pytest.raises(Trimmed) as at_open:
-            await read_async(stream, None, 1)
+            await read(stream, None, 1).open()
         assert told.value.floor_lsn == at_open.value.floor_lsn == 30_001
 
     on_a_stream(test)
@@ -171,7 +171,7 @@ def test_records_stay_until_the_retention_takes_them(
         with pytest.raises(Trimmed):
             await late.next_batch()
         with pytest.raises(Trimmed):
-            await read_async(stream, None, 1)
+            await read(stream, None, 1).open()
         with pytest.raises(Trimmed):
             await Consumer.open(stream, last_acked_sequence=0)
         assert (await next_of(consumer)).entries == [b"pending"]
@@ -188,7 +188,7 @@ def test_reading_looks_and_changes_nothing(on_a_stream: Callable[[Test], None]) 
         await runtime.sleep(10)
         await produce(stream, [b"c"])
         consumer = await Consumer.open(stream, gc=False)
-        reader = await read_async(stream, columns=["_value", "_lsn"])
+        reader = await read(stream, columns=["_value", "_lsn"]).open()
         rows = [row async for batch in reader for row in batch.to_pylist()]
         assert rows == [
             {"_value": b"a", "_lsn": 1},

@@ -36,7 +36,7 @@ async def member(stream: Stream, group: str = "billing", **options: Any) -> Grou
     """A member over a store of its own."""
     options.setdefault("collect", False)
     own = Stream(Store(stream.store._backend), stream.config)
-    return await GroupConsumer.open(own, group=group, **options)
+    return await GroupConsumer(own, group=group, **options).open()
 
 
 async def poll(consumer: GroupConsumer, within_s: float = 30.0) -> ConsumedBatch:

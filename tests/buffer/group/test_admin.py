@@ -126,7 +126,7 @@ async def test_groups_go_with_their_stream() -> None:
 async def test_the_lag_is_what_is_not_processed_in_each_partition() -> None:
     stream = await a_stream(partitions=3)
     await a_query(stream, p0=5, p1=7, p2=11)
-    found = await group_lag(stream, group="billing")
+    found = (await group_lag(stream, group="billing")).partitions
     seen = {
         one: (lag.lsn, lag.end_lsn, lag.lag.batches, lag.lag.records) for one, lag in found.items()
     }
@@ -142,7 +142,7 @@ async def test_what_retention_deleted_is_lost_and_not_lag() -> None:
     await a_query(stream, p0=3)
     (plan,) = await plan_truncation(stream, 9)
     await truncate_partition(stream, plan)
-    found = (await group_lag(stream, group="billing"))[0]
+    found = (await group_lag(stream, group="billing")).partitions[0]
     assert (found.lsn, found.floor_lsn, found.lost, found.lag.records) == (3, 9, 6, 2)
 
 
@@ -193,7 +193,7 @@ async def test_retention_may_delete_records_while_a_lag_is_computed() -> None:
         await FakeQueue.ask(queue, call)
 
     queue.ask = trimmed  # type: ignore[method-assign]
-    found = (await group_lag(queue.stream(), group="billing"))[0]
+    found = (await group_lag(queue.stream(), group="billing")).partitions[0]
     assert (found.floor_lsn, found.lost, found.lag.records) == (5, 4, 2)
 
 
@@ -205,7 +205,7 @@ async def test_a_batch_that_cannot_be_counted_ends_what_is_known(lsn: int, batch
     lost = (await stream.queue_reader(0).after(None, 5))[3]
     await a_query(stream, p0=lsn)
     await stream.store.delete(lost.location)
-    found = (await group_lag(stream, group="billing"))[0]
+    found = (await group_lag(stream, group="billing")).partitions[0]
     assert (found.end_lsn, found.lag.batches) == (4, batches)
     assert found.lag.records == max(0, 4 - lsn)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headwater.buffer import blocking
+from headwater import blocking
 from headwater.buffer.group.blocking import BlockingGroupConsumer
 from headwater.buffer.stream import Stream
 from headwater.core import portal
@@ -26,7 +26,7 @@ def stream() -> Iterator[Stream]:
 
 
 def open_member(stream: Stream) -> BlockingGroupConsumer:
-    return BlockingGroupConsumer.open(stream, group="billing", collect=False)
+    return BlockingGroupConsumer(stream, group="billing", collect=False).open()
 
 
 def test_it_polls_acknowledges_and_goes_on(stream: Stream) -> None:

@@ -21,4 +21,4 @@ async def one_by_one(producer: Producer, *values: bytes) -> list[Handle]:
 
 
 async def opened(stream: FakeStream, **settings: object) -> Producer:
-    return await Producer.open(stream, **{"linger_ms": 0, **settings})  # type: ignore[arg-type]
+    return await Producer(stream, **{"linger_ms": 0, **settings}).open()  # type: ignore[arg-type]

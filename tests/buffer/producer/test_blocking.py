@@ -47,7 +47,7 @@ def held_by(gate: threading.Event) -> Any:
 
 
 def test_the_same_calls_without_await(stream: FakeStream) -> None:
-    with BlockingProducer.open(stream, linger_ms=5) as producer:
+    with BlockingProducer(stream, linger_ms=5) as producer:
         one = producer.produce([b"a"], b"m", keys=b"k").result()
         many = producer.produce([b"b"] * 100).result(timeout=60)
         sent = producer.produce([b"c", None], headers={"h": b"1"})
@@ -67,7 +67,7 @@ def test_the_same_calls_without_await(stream: FakeStream) -> None:
 def test_the_result_of_a_call_that_is_accepted_asks_the_event_loop_nothing(
     stream: FakeStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with BlockingProducer.open(stream, linger_ms=5) as producer:
+    with BlockingProducer(stream, linger_ms=5) as producer:
         stream.queues[0].next_upload(fails(Denied("no")))
         refused = producer.produce([b"refused"])
         with pytest.raises(Denied):
@@ -82,7 +82,7 @@ def test_the_result_of_a_call_that_is_accepted_asks_the_event_loop_nothing(
 
 
 def test_columns_without_await_recorded_from_any_thread(stream: FakeStream) -> None:
-    with BlockingProducer.open(stream, linger_ms=5) as producer:
+    with BlockingProducer(stream, linger_ms=5) as producer:
         typed = producer.produce_arrow(pa.table({"id": [1, 2]})).result()
         rows = producer.produce_rows([{"id": 3, "name": "n"}]).result()
         assert (typed.first_lsn, rows.first_lsn) == (1, 3)
@@ -99,7 +99,7 @@ def test_columns_without_await_recorded_from_any_thread(stream: FakeStream) -> N
 
 
 def test_a_batch_goes_by_itself_when_its_interval_is_over(stream: FakeStream) -> None:
-    with BlockingProducer.open(stream, linger_ms=1) as producer:
+    with BlockingProducer(stream, linger_ms=1) as producer:
         for _ in range(3):
             producer.produce([b"a"]).result(timeout=60)
     assert [entry.rows for entry in stream.queues[0].entries] == [1, 1, 1]
@@ -116,7 +116,7 @@ def test_threads_share_a_producer_and_each_keeps_its_order() -> None:
             producer.produce([b"%d/%d" % (name, n)], keys=b"key-%d" % name)
 
     settings: Any = {"linger_ms": 1, "batch_bytes": 20_000, "buffer_bytes": 200_000}
-    with BlockingProducer.open(stream, **settings) as producer, ThreadPoolExecutor(4) as pool:
+    with BlockingProducer(stream, **settings) as producer, ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
     values = [value for queue in stream.queues for value in queue.values() if value]
     assert len(values) == 4 * (calls + 70 * (calls // 500))
@@ -132,7 +132,7 @@ def test_a_full_buffer_blocks_its_callers_and_lets_them_go(
 ) -> None:
     stream.queues[0].always["upload"] = held_by(gate)
     settings: Any = {"linger_ms": 0, "buffer_bytes": 4000, "batch_bytes": 1000}
-    with BlockingProducer.open(stream, **settings) as producer:
+    with BlockingProducer(stream, **settings) as producer:
         passed: list[int] = []
 
         def work() -> None:
@@ -152,7 +152,7 @@ def test_a_full_buffer_blocks_its_callers_and_lets_them_go(
 def test_entries_come_back_when_there_is_no_room(stream: FakeStream, gate: threading.Event) -> None:
     stream.queues[0].always["upload"] = held_by(gate)
     settings: Any = {"linger_ms": 0, "buffer_bytes": 4000, "on_full": "fail"}
-    with BlockingProducer.open(stream, **settings) as producer:
+    with BlockingProducer(stream, **settings) as producer:
         entries = [bytes(900)]
         for _ in range(4):
             producer.produce(entries)
@@ -167,7 +167,7 @@ def test_a_wait_that_times_out_leaves_the_records_on_their_way(
     stream: FakeStream, gate: threading.Event
 ) -> None:
     stream.queues[0].always["upload"] = held_by(gate)
-    with BlockingProducer.open(stream, linger_ms=0) as producer:
+    with BlockingProducer(stream, linger_ms=0) as producer:
         handle = producer.produce([b"a"])
         with pytest.raises(TimeoutError):
             handle.result(timeout=0.01)
@@ -177,7 +177,7 @@ def test_a_wait_that_times_out_leaves_the_records_on_their_way(
 
 def test_errors_come_to_the_caller(stream: FakeStream) -> None:
     stream.queues[0].next_upload(fails(Denied("no")), fails(Denied("no")), fails(Denied("no")))
-    with BlockingProducer.open(stream, linger_ms=0) as producer:
+    with BlockingProducer(stream, linger_ms=0) as producer:
         with pytest.raises(Denied):
             producer.produce([b"a"]).result()
         with pytest.raises(Refused, match="encode it first"):
@@ -194,7 +194,7 @@ def test_errors_come_to_the_caller(stream: FakeStream) -> None:
 
 
 def breaks_off(stream: FakeStream) -> None:
-    with BlockingProducer.open(stream) as producer:
+    with BlockingProducer(stream) as producer:
         producer.produce([b"d"])
         _ = 1 / 0
 
@@ -202,24 +202,24 @@ def breaks_off(stream: FakeStream) -> None:
 def test_it_opens_an_address_and_gives_it_back(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/store"
     portal.shared().call(create_stream(open_store(url), "orders"))
-    with BlockingProducer.open(url, "orders", producer_id="me") as producer:
+    with BlockingProducer(url, "orders", producer_id="me") as producer:
         assert producer.produce([b"a"]).result().first_lsn == 1
-    with BlockingProducer.open(open_store(url), "orders", producer_id="me") as producer:
+    with BlockingProducer(open_store(url), "orders", producer_id="me") as producer:
         assert producer.resumed[0].producer_sequence == 1
     with pytest.raises(NotFound):
-        BlockingProducer.open(url, "other")
+        BlockingProducer(url, "other").open()
 
 
 def test_it_works_inside_a_running_event_loop(stream: FakeStream) -> None:
     async def notebook() -> int:
-        with BlockingProducer.open(stream, linger_ms=0) as producer:
+        with BlockingProducer(stream, linger_ms=0) as producer:
             return producer.produce([b"a"]).result().first_lsn
 
     assert asyncio.run(notebook()) == 1
 
 
 def test_a_dropped_one_says_so_and_is_seen_through(stream: FakeStream) -> None:
-    producer: BlockingProducer | None = BlockingProducer.open(stream, linger_ms=60_000)
+    producer: BlockingProducer | None = BlockingProducer(stream, linger_ms=60_000).open()
     assert producer is not None
     handle = producer.produce([b"a"])
     with warnings.catch_warnings(record=True) as told:
@@ -231,7 +231,7 @@ def test_a_dropped_one_says_so_and_is_seen_through(stream: FakeStream) -> None:
 
 
 def test_a_forked_child_can_neither_use_it_nor_harm_it(stream: FakeStream) -> None:
-    with BlockingProducer.open(stream, linger_ms=60_000) as producer:
+    with BlockingProducer(stream, linger_ms=60_000) as producer:
         handle = producer.produce([b"a"])
         pid = os.fork()
         if pid == 0:
@@ -265,7 +265,7 @@ def test_a_store_of_its_own_is_closed_when_opening_fails(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Store, "close", close)
     with pytest.raises(NotFound):
-        BlockingProducer.open("memory://", "nowhere")
+        BlockingProducer("memory://", "nowhere").open()
     assert len(closed) == 1
 
 
@@ -281,7 +281,7 @@ def test_a_store_of_its_own_is_closed_by_the_close_after_one_that_was_interrupte
         closed.append(self)
 
     monkeypatch.setattr(Store, "close", close)
-    producer = BlockingProducer.open(url, "orders")
+    producer = BlockingProducer(url, "orders").open()
     whole = portal.Portal.call
 
     def interrupted(self: portal.Portal, coroutine: Any, **more: Any) -> Any:

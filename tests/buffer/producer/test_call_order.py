@@ -101,7 +101,7 @@ def test_concurrent_calls_of_many_batches_keep_their_order_on_a_faulty_store(see
             spawn=simulation.spawn,
         )
         stormy = Stream(Store(network), calm.config)
-        producer = await Producer.open(stormy, batch_bytes=64 * KIB, linger_ms=1)
+        producer = await Producer(stormy, batch_bytes=64 * KIB, linger_ms=1).open()
         sizes = [600 * KIB, 10, 300 * KIB, 100, 20 * KIB, 500 * KIB, 10]
         begun, handles = await at_once(*arrow_calls(producer, sizes, rows=20))
         for handle in handles:

@@ -26,7 +26,7 @@ async def test_closing_sends_everything_and_says_goodbye_once() -> None:
     stream = fake_stream(partitions=2)
     for queue in stream.queues:
         queue.always["append"] = takes(1)
-    producer = await Producer.open(stream, linger_ms=60_000)
+    producer = await Producer(stream, linger_ms=60_000).open()
     handle = await producer.produce([b"a"], partition=1)
     await asyncio.gather(producer.close(), producer.close())
     assert handle.is_done
@@ -42,7 +42,7 @@ async def test_closing_sends_everything_and_says_goodbye_once() -> None:
 async def test_only_a_producer_without_an_id_of_its_own_says_goodbye_for_good() -> None:
     for producer_id, for_good in ((None, 2), ("binlog-7", 0)):
         stream = fake_stream(partitions=2)
-        producer = await Producer.open(stream, producer_id=producer_id)
+        producer = await Producer(stream, producer_id=producer_id).open()
         await producer.close()
         assert sum(queue.closed_for_good for queue in stream.queues) == for_good
 
@@ -58,7 +58,7 @@ async def test_a_goodbye_that_fails_fails_nothing() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tests.buffer.producer.fakes.FakeAppender.close", close)
-        async with await Producer.open(stream) as producer:
+        async with Producer(stream) as producer:
             await producer.produce([b"a"])
     assert len(goodbyes) == 2
 
@@ -68,7 +68,7 @@ async def test_cancelling_a_flush_or_an_await_loses_and_doubles_nothing() -> Non
     stream = fake_stream()
     queue = stream.queues[0]
     queue.always["append"] = takes(1)
-    async with await Producer.open(stream, linger_ms=0) as producer:
+    async with Producer(stream, linger_ms=0) as producer:
         handle = await producer.produce([b"a"])
 
         async def waits() -> None:
@@ -94,7 +94,7 @@ async def test_cancelling_a_flush_or_an_await_loses_and_doubles_nothing() -> Non
 async def test_a_close_that_was_cancelled_can_be_finished() -> None:
     stream = fake_stream()
     stream.queues[0].always["append"] = takes(1)
-    producer = await Producer.open(stream, linger_ms=0)
+    producer = await Producer(stream, linger_ms=0).open()
     await producer.produce([b"a"])
     closing = runtime.spawn(producer.close(), name="close")
     await runtime.sleep(0.5)
@@ -109,7 +109,7 @@ async def test_a_close_that_was_cancelled_can_be_finished() -> None:
 @virtual
 async def test_a_produce_that_was_cancelled_has_kept_nothing() -> None:
     stream = fake_stream()
-    async with await Producer.open(stream, linger_ms=10) as producer:
+    async with Producer(stream, linger_ms=10) as producer:
         for size in (1, 10, 100):
             for steps in range(4):
                 call = runtime.spawn(producer.produce([b"cancelled"] * size), name="call")
@@ -128,7 +128,7 @@ async def test_a_produce_that_was_cancelled_has_kept_nothing() -> None:
 @virtual
 async def test_a_caller_that_never_waits_lets_the_others_run() -> None:
     stream = fake_stream()
-    async with await Producer.open(stream, linger_ms=10) as producer:
+    async with Producer(stream, linger_ms=10) as producer:
         ran: list[int] = []
 
         async def other() -> None:
@@ -150,7 +150,7 @@ async def test_a_producer_that_is_dropped_says_how_many_records_are_not_accepted
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     stream = fake_stream(partitions=2)
-    producer: Producer | None = await Producer.open(stream, linger_ms=60_000)
+    producer: Producer | None = await Producer(stream, linger_ms=60_000).open()
     assert producer is not None
     await producer.produce([b"a"], keys=b"k")
     await producer.produce([b"b"] * 100, partition=1)
@@ -172,7 +172,7 @@ async def test_a_producer_that_is_dropped_says_how_many_records_are_not_accepted
 
 @virtual
 async def test_a_producer_that_was_closed_is_dropped_in_silence() -> None:
-    producer: Producer | None = await Producer.open(fake_stream())
+    producer: Producer | None = await Producer(fake_stream()).open()
     assert producer is not None
     await producer.produce([b"a"])
     await producer.close()
@@ -185,7 +185,7 @@ async def test_a_producer_that_was_closed_is_dropped_in_silence() -> None:
 @virtual
 async def test_what_a_dropped_producer_held_is_still_sent_while_its_loop_runs() -> None:
     stream = fake_stream()
-    producer: Producer | None = await Producer.open(stream, linger_ms=100)
+    producer: Producer | None = await Producer(stream, linger_ms=100).open()
     assert producer is not None
     handle = await producer.produce([b"a"])
     with warnings.catch_warnings(record=True) as told:
@@ -210,16 +210,16 @@ async def test_opening_fails_if_one_partition_cannot_be_opened() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FakeAppender, "open", opening)
         with pytest.raises(Unavailable, match="not this one"):
-            await Producer.open(stream)
+            await Producer(stream).open()
 
 
 @virtual
 async def test_which_stream_is_meant_must_be_said_in_one_way() -> None:
     stream = fake_stream()
     with pytest.raises(Refused, match="the stream is 'orders', not 'others'"):
-        await Producer.open(stream, "others")
+        await Producer(stream, "others").open()
     with pytest.raises(Refused, match="name of the stream"):
-        await Producer.open(stream.store)
+        await Producer(stream.store).open()
 
 
 @virtual
@@ -233,7 +233,7 @@ async def test_goodbyes_of_many_partitions_take_no_longer_than_that_of_one() -> 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tests.buffer.producer.fakes.FakeAppender.close", close)
-        producer = await Producer.open(stream)
+        producer = await Producer(stream).open()
         started_s = runtime.monotonic_s()
         await producer.close()
     assert runtime.monotonic_s() - started_s == pytest.approx(CLOSE_TIMEOUT_S)
@@ -246,6 +246,6 @@ async def test_an_opening_that_fails_closes_what_it_opened() -> None:
     stream = await create_stream(store, "orders", partitions=4)
     await store.delete(f"streams/orders/3/ingest/{stream.id}/queue.json")
     with pytest.raises(HeadwaterError):
-        await Producer.open(stream)
+        await Producer(stream).open()
     await runtime.sleep(0)
     assert not [task for task in asyncio.all_tasks() if task.get_name() == "headwater-known"]

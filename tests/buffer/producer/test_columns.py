@@ -31,7 +31,7 @@ def at(ms: int) -> datetime.datetime:
 async def test_arrow_data_arrive_with_their_reserved_columns() -> None:
     stream = fake_stream()
     table = pa.table({"id": [1, 2], "_key": [b"k", None], "_operation": ["delete", "insert"]})
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         handle = await producer.produce_arrow(table, b"m")
         await producer.produce_arrow(table.to_batches()[0])
         assert (await handle).rows == 2
@@ -42,7 +42,7 @@ async def test_arrow_data_arrive_with_their_reserved_columns() -> None:
 @virtual
 async def test_dicts_arrive_as_columns() -> None:
     stream = fake_stream()
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         await producer.produce_rows(
             [
                 {"id": 1, "_key": b"k", "_headers": {"h": b"1"}, "_operation": "update"},
@@ -78,7 +78,7 @@ async def test_dicts_arrive_as_columns() -> None:
 @virtual
 async def test_rows_that_make_no_columns_are_refused(rows: Any, why: str) -> None:
     stream = fake_stream()
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         with pytest.raises(Refused, match=why):
             await producer.produce_rows(rows)
     assert batches(stream) == []
@@ -86,7 +86,7 @@ async def test_rows_that_make_no_columns_are_refused(rows: Any, why: str) -> Non
 
 @virtual
 async def test_what_is_not_arrow_is_refused_with_advice() -> None:
-    async with await Producer.open(fake_stream()) as producer:
+    async with Producer(fake_stream()) as producer:
         with pytest.raises(Refused, match="produce_rows"):
             await producer.produce_arrow([{"id": 1}])
         with pytest.raises(Refused, match="operations are"):
@@ -98,7 +98,7 @@ async def test_what_is_not_arrow_is_refused_with_advice() -> None:
 @virtual
 async def test_a_declared_schema_decides_what_fits() -> None:
     stream = fake_stream(schema=SCHEMA)
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         await producer.produce_arrow(pa.table({"name": ["n"], "id": pa.array([1], pa.int32())}))
         await producer.produce_rows([{"id": 2}])
         # A delete needs its key and no columns.
@@ -119,7 +119,7 @@ async def test_a_declared_schema_decides_what_fits() -> None:
 @virtual
 async def test_records_of_other_columns_begin_another_batch_and_keep_their_order() -> None:
     stream = fake_stream()
-    async with await Producer.open(stream, linger_ms=10_000) as producer:
+    async with Producer(stream, linger_ms=10_000) as producer:
         await producer.produce_arrow(pa.table({"id": pa.array([1], pa.int32())}))
         await producer.produce_arrow(pa.table({"id": [2], "_key": [b"k"]}))
         await producer.produce_arrow(pa.table({"name": ["n"], "id": [3]}))
@@ -134,7 +134,7 @@ async def test_calls_with_and_without_a_column_share_a_batch_and_absence_keeps_i
     None
 ):
     stream = fake_stream()
-    async with await Producer.open(stream, linger_ms=10_000) as producer:
+    async with Producer(stream, linger_ms=10_000) as producer:
         first_ms = runtime.wall_ms()
         await producer.produce([b"a"])
         await producer.produce([b"b"], keys=[b"k"])
@@ -171,7 +171,7 @@ async def test_calls_with_and_without_a_column_share_a_batch_and_absence_keeps_i
 @virtual
 async def test_a_column_that_nobody_uses_is_not_there() -> None:
     stream = fake_stream()
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         await producer.produce([b"a"])
         await producer.produce([b"a"] * MANY)
     (batch,) = stream.queues[0].batches()
@@ -185,7 +185,7 @@ async def test_a_call_larger_than_a_batch_is_cut_and_its_metadata_wait_for_its_e
 ) -> None:
     stream = fake_stream()
     values = [b"%07d" % n + bytes(MIB) for n in range(20)]
-    async with await Producer.open(stream, batch_bytes=4 * MIB) as producer:
+    async with Producer(stream, batch_bytes=4 * MIB) as producer:
         await producer.produce([b"before"], b"before")
         if kind == "values":
             handle = await producer.produce(values, b"large")

@@ -33,7 +33,7 @@ async def test_the_timeout_counts_from_the_first_record() -> None:
     stream = fake_stream()
     stream.queues[0].next_upload(hangs())
     started_s = runtime.monotonic_s()
-    producer = await Producer.open(stream, linger_ms=3_000, delivery_timeout_ms=5_000)
+    producer = await Producer(stream, linger_ms=3_000, delivery_timeout_ms=5_000).open()
     handle = await producer.produce([b"a"])
     with pytest.raises(Unavailable):
         await handle

@@ -65,7 +65,7 @@ async def test_what_the_declared_type_would_change_is_refused(
     declared, named, given = kinds[place]
     stream = fake_stream(schema=pa.schema([("c", declared)]))
     told = f"record 1, column '{named}': {value!r} ({type(value).__name__}) is no {kind}"
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         with pytest.raises(Refused, match=re.escape(told)):
             await producer.produce_rows([{"c": None}, {"c": given}, {"c": given}])
     assert not stream.queues[0].entries
@@ -99,7 +99,7 @@ async def test_what_the_declared_type_would_change_is_refused(
 )
 @virtual
 async def test_the_refusal_says_what_to_do(kind: pa.DataType, value: Any, advice: str) -> None:
-    async with await Producer.open(fake_stream(schema=pa.schema([("c", kind)]))) as producer:
+    async with Producer(fake_stream(schema=pa.schema([("c", kind)]))) as producer:
         with pytest.raises(Refused, match=re.escape(advice)):
             await producer.produce_rows([{"c": value}])
 
@@ -117,7 +117,7 @@ async def test_the_refusal_says_what_to_do(kind: pa.DataType, value: Any, advice
 async def test_a_value_beyond_its_type_is_named_with_its_record(
     kind: pa.DataType, value: Any
 ) -> None:
-    async with await Producer.open(fake_stream(schema=pa.schema([("c", kind)]))) as producer:
+    async with Producer(fake_stream(schema=pa.schema([("c", kind)]))) as producer:
         told = f"record 1, column 'c': {value!r} is no {kind}: "
         with pytest.raises(Refused, match=re.escape(told)):
             await producer.produce_rows([{"c": None}, {"c": value}])
@@ -134,7 +134,7 @@ async def test_a_value_beyond_its_type_is_named_with_its_record(
 )
 @virtual
 async def test_reserved_columns_are_no_exception(row: dict[str, Any], told: str) -> None:
-    async with await Producer.open(fake_stream()) as producer:
+    async with Producer(fake_stream()) as producer:
         with pytest.raises(Refused, match=told):
             await producer.produce_rows([{"_value": b"v", **row}])
 
@@ -154,7 +154,7 @@ async def test_fields_that_are_not_declared_are_refused_and_not_dropped(
     kind: pa.DataType, given: Any, told: str
 ) -> None:
     stream = fake_stream(schema=pa.schema([("c", kind)]))
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         with pytest.raises(Refused, match=re.escape(told)) as refused:
             await producer.produce_rows([{"c": None}, {"c": given}])
     assert "record 1, column 'c" in str(refused.value)
@@ -176,7 +176,7 @@ async def test_mixtures_that_would_change_a_value_are_refused_without_a_schema(
     values: list[Any], told: str
 ) -> None:
     stream = fake_stream()
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         with pytest.raises(Refused, match=told):
             await producer.produce_rows([{"c": value} for value in values])
     assert not stream.queues[0].entries
@@ -203,7 +203,7 @@ async def test_an_inferred_type_takes_no_value_that_comes_back_as_another(
         "struct<f: {}>": lambda value: {"f": value},
     }
     stream = fake_stream()
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         await producer.produce_rows([{"c": wrap[place](first)}])
         told = f"c  {place.format(inferred)} is inferred, {place.format(given)} is given"
         with pytest.raises(Refused, match=re.escape(told)):
@@ -241,7 +241,7 @@ async def test_what_is_the_same_in_another_form_is_taken(
     kind: pa.DataType, value: Any, found: Any
 ) -> None:
     stream = fake_stream(schema=pa.schema([("c", kind)]))
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         await producer.produce_rows([{"c": None}, {"c": value}])
     assert rows(stream) == [{"c": None}, {"c": found}]
 
@@ -249,7 +249,7 @@ async def test_what_is_the_same_in_another_form_is_taken(
 @virtual
 async def test_what_is_no_number_stays_one() -> None:
     stream = fake_stream(schema=pa.schema([("c", pa.float32())]))
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         await producer.produce_rows([{"c": float("nan")}])
     (row,) = rows(stream)
     assert row["c"] != row["c"]

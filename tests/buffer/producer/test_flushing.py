@@ -17,7 +17,7 @@ from tests.store.scripted import virtual
 @virtual
 async def test_a_batch_goes_when_its_interval_is_over_counted_from_its_first_record() -> None:
     stream = fake_stream()
-    async with await Producer.open(stream, linger_ms=100) as producer:
+    async with Producer(stream, linger_ms=100) as producer:
         await producer.produce([b"a"])
         await runtime.sleep(0.06)
         await producer.produce([b"b"])
@@ -30,7 +30,7 @@ async def test_a_batch_goes_when_its_interval_is_over_counted_from_its_first_rec
 @virtual
 async def test_a_batch_goes_when_it_is_full_and_not_when_the_next_record_comes() -> None:
     stream = fake_stream()
-    async with await Producer.open(stream, linger_ms=60_000, batch_bytes=4 * KIB) as producer:
+    async with Producer(stream, linger_ms=60_000, batch_bytes=4 * KIB) as producer:
         for _ in range(128):
             await producer.produce([bytes(60)])  # and four bytes that Arrow keeps for each
         await runtime.sleep(0.5)
@@ -41,7 +41,7 @@ async def test_a_batch_goes_when_it_is_full_and_not_when_the_next_record_comes()
 @virtual
 async def test_a_call_that_does_not_fit_any_more_begins_another_batch(count: int) -> None:
     stream = fake_stream()
-    async with await Producer.open(stream, linger_ms=60_000, batch_bytes=10_000) as producer:
+    async with Producer(stream, linger_ms=60_000, batch_bytes=10_000) as producer:
         for _ in range(3):
             for _ in range(70 // count):
                 await producer.produce([bytes(80)] * count)
@@ -55,7 +55,7 @@ async def test_a_call_that_does_not_fit_any_more_begins_another_batch(count: int
 @virtual
 async def test_a_record_larger_than_a_batch_goes_alone_and_at_once() -> None:
     stream = fake_stream()
-    async with await Producer.open(stream, linger_ms=60_000, batch_bytes=1) as producer:
+    async with Producer(stream, linger_ms=60_000, batch_bytes=1) as producer:
         await producer.produce([bytes(100)])
         await runtime.sleep(0.1)
         assert [entry.rows for entry in stream.queues[0].entries] == [1]
@@ -64,7 +64,7 @@ async def test_a_record_larger_than_a_batch_goes_alone_and_at_once() -> None:
 @virtual
 async def test_flush_sends_what_was_gathered_and_waits_for_it() -> None:
     stream = fake_stream()
-    async with await Producer.open(stream, linger_ms=60_000) as producer:
+    async with Producer(stream, linger_ms=60_000) as producer:
         await producer.flush()
         handle = await producer.produce([b"a"])
         await producer.flush()
@@ -76,7 +76,7 @@ async def test_flush_sends_what_was_gathered_and_waits_for_it() -> None:
 async def test_the_interval_is_kept_while_uploads_take_for_ever() -> None:
     stream = fake_stream()
     stream.queues[0].always["upload"] = takes(5)
-    async with await Producer.open(stream, linger_ms=100, max_in_flight=2) as producer:
+    async with Producer(stream, linger_ms=100, max_in_flight=2) as producer:
         for _ in range(20):
             await producer.produce([b"a"])
             await runtime.sleep(0.1)
@@ -90,7 +90,7 @@ async def test_uploads_run_side_by_side_and_no_more_than_allowed() -> None:
     queue = stream.queues[0]
     queue.always["upload"] = takes(1)
     started_s = runtime.monotonic_s()
-    async with await Producer.open(stream, linger_ms=0, max_in_flight=4) as producer:
+    async with Producer(stream, linger_ms=0, max_in_flight=4) as producer:
         for n in range(12):
             await producer.produce([b"%d" % n])
             await runtime.sleep(0.001)
@@ -103,7 +103,7 @@ async def test_appends_keep_the_order_of_sealing_whatever_upload_is_first() -> N
     stream = fake_stream()
     queue = stream.queues[0]
     queue.next_upload(*(takes(seconds) for seconds in (0.5, 0.1, 0.9, 0.2, 0.0)))
-    async with await Producer.open(stream, linger_ms=0) as producer:
+    async with Producer(stream, linger_ms=0) as producer:
         handles = []
         for n in range(5):
             handles.append(await producer.produce([b"%d" % n]))
@@ -119,7 +119,7 @@ async def test_while_an_append_runs_the_next_group_grows() -> None:
     stream = fake_stream()
     queue = stream.queues[0]
     queue.always["append"] = takes(1)
-    async with await Producer.open(stream, linger_ms=0) as producer:
+    async with Producer(stream, linger_ms=0) as producer:
         for n in range(10):
             await producer.produce([b"%d" % n])
             await runtime.sleep(0.01)
@@ -132,7 +132,7 @@ async def test_a_group_is_bounded() -> None:
     stream = fake_stream(inline_max_bytes=4 * KIB)
     queue = stream.queues[0]
     queue.always["append"] = takes(1)
-    async with await Producer.open(stream, linger_ms=0) as producer:
+    async with Producer(stream, linger_ms=0) as producer:
         for _ in range(GROUP_MAX + 11):
             await producer.produce([b"a"])
             await runtime.sleep(0.001)
@@ -143,7 +143,7 @@ async def test_a_group_is_bounded() -> None:
 async def test_small_batches_ride_in_their_entry_and_large_ones_do_not() -> None:
     stream = fake_stream(inline_max_bytes=4 * KIB)
     queue = stream.queues[0]
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         await producer.produce([b"small"])
         await producer.flush()
         assert queue.uploads == []
@@ -164,7 +164,7 @@ async def test_large_batches_are_encoded_where_they_hold_nobody_up() -> None:
         return await blocking(function, *args)  # type: ignore[arg-type]
 
     runtime.current().run_blocking = noted  # type: ignore[method-assign,assignment]
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         await producer.produce([bytes(KIB)])
         await producer.flush()
         assert threads == []
@@ -177,7 +177,7 @@ async def test_large_batches_are_encoded_where_they_hold_nobody_up() -> None:
 @virtual
 async def test_batches_are_compressed_as_asked(compression: str) -> None:
     stream = fake_stream(compression="none")
-    async with await Producer.open(stream, compression=compression) as producer:
+    async with Producer(stream, compression=compression) as producer:
         await producer.produce([bytes(100 * KIB)])
     (entry,) = stream.queues[0].entries
     assert (entry.size_bytes < 10 * KIB) == (compression != "none")
@@ -188,7 +188,7 @@ async def test_batches_are_compressed_as_asked(compression: str) -> None:
 async def test_metrics_count_what_was_accepted() -> None:
     stream = fake_stream(inline_max_bytes=KIB)
     stream.queues[0].always["append"] = takes(0.25)
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         await producer.produce([b"abc", b"de"], b"m")
         assert producer.metrics.batches_flushed == 0
         await producer.flush()
@@ -214,7 +214,7 @@ async def test_metrics_count_what_was_accepted() -> None:
 @virtual
 async def test_tasks_that_produce_at_once_each_get_their_own_places() -> None:
     stream = fake_stream()
-    async with await Producer.open(stream, linger_ms=5) as producer:
+    async with Producer(stream, linger_ms=5) as producer:
 
         async def work(name: int) -> None:
             for n in range(6):

@@ -32,9 +32,9 @@ async def one_life(
     stream: Stream, source: list[tuple[bytes, bytes]], chance: random.Random
 ) -> None:
     """Send what is missing, as the page says, in calls of several records; then die."""
-    producer = await Producer.open(
+    producer = await Producer(
         stream, producer_id="source", linger_ms=chance.choice((0, 50)), delivery_timeout_ms=5_000
-    )
+    ).open()
     done = [int(resumed.metadata or b"0") for _, resumed in sorted(producer.resumed.items())]
     try:
         position = min(done)
@@ -82,7 +82,7 @@ def test_every_record_is_there_once_and_in_order_whatever_ends_a_life(seed: int)
                 await one_life(stormy, source, simulation.random)
             except HeadwaterError:
                 await runtime.sleep(1)
-        async with await Producer.open(Stream(calm, config), producer_id="source") as producer:
+        async with Producer(Stream(calm, config), producer_id="source") as producer:
             done = [int(one.metadata or b"0") for _, one in sorted(producer.resumed.items())]
             for position, (key, value) in enumerate(source):
                 if position >= done[partition_for_key(key, PARTITIONS)]:

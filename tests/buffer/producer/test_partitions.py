@@ -30,7 +30,7 @@ async def test_a_key_lands_where_kafka_puts_it_and_keeps_its_order() -> None:
     stream = fake_stream(partitions=5)
     chance = random.Random(7)
     expected: list[list[bytes]] = [[] for _ in range(5)]
-    async with await Producer.open(stream, linger_ms=20) as producer:
+    async with Producer(stream, linger_ms=20) as producer:
         handles = []
         for number in range(300):
             count = chance.choice((1, 1, 1, 2, 5, MANY))
@@ -55,7 +55,7 @@ async def test_a_key_lands_where_kafka_puts_it_and_keeps_its_order() -> None:
 @virtual
 async def test_columns_do_not_overtake_values_that_wait_for_their_partition() -> None:
     stream = fake_stream(partitions=2)
-    async with await Producer.open(stream, linger_ms=60_000) as producer:
+    async with Producer(stream, linger_ms=60_000) as producer:
         for number in range(20):
             key = b"key-%d" % number
             await producer.produce([b"%d first" % number], keys=key)
@@ -70,7 +70,7 @@ async def test_columns_do_not_overtake_values_that_wait_for_their_partition() ->
 async def test_calls_keep_their_time_and_metadata_on_every_partition() -> None:
     stream = fake_stream(partitions=3)
     expected: dict[bytes, tuple[int, bytes | None]] = {}
-    async with await Producer.open(stream, linger_ms=60_000) as producer:
+    async with Producer(stream, linger_ms=60_000) as producer:
         for number in range(40):
             metadata = None if number % 3 else b"m%d" % number
             entries = [b"%d/%d" % (number, n) for n in range(1 + number % 4)]
@@ -95,7 +95,7 @@ async def test_calls_keep_their_time_and_metadata_on_every_partition() -> None:
 @virtual
 async def test_a_call_never_gets_the_metadata_of_the_one_routed_before_it() -> None:
     stream = fake_stream(partitions=2)
-    async with await Producer.open(stream, linger_ms=60_000) as producer:
+    async with Producer(stream, linger_ms=60_000) as producer:
         await producer.produce([b"a"], b"m", keys=b"k")
         await producer.produce([b"b"], partition=partition_for_key(b"k", 2))
     (batch,) = stream.queues[partition_for_key(b"k", 2)].batches()
@@ -105,7 +105,7 @@ async def test_a_call_never_gets_the_metadata_of_the_one_routed_before_it() -> N
 @virtual
 async def test_records_without_a_key_stay_with_a_partition_for_a_batch() -> None:
     stream = fake_stream(partitions=3)
-    async with await Producer.open(stream, linger_ms=60_000) as producer:
+    async with Producer(stream, linger_ms=60_000) as producer:
         for flush in range(4):
             for n in range(5):
                 await producer.produce([b"%d/%d" % (flush, n)])
@@ -118,7 +118,7 @@ async def test_records_without_a_key_stay_with_a_partition_for_a_batch() -> None
 async def test_keys_and_no_keys_in_one_call() -> None:
     stream = fake_stream(partitions=2)
     key = next(b"%d" % n for n in range(9) if partition_for_key(b"%d" % n, 2) == 1)
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         accepted = await (await producer.produce([b"a", b"b", b"c"], keys=[key, None, key]))
     assert values(stream) == [[b"b"], [b"a", b"c"]]
     assert [part.rows for part in accepted] == [1, 2]
@@ -130,7 +130,7 @@ async def test_keys_and_no_keys_in_one_call() -> None:
 @virtual
 async def test_round_robin_gives_each_call_the_next_partition_whatever_its_key(count: int) -> None:
     stream = fake_stream(partitions=3)
-    async with await Producer.open(stream, partitioner="round_robin") as producer:
+    async with Producer(stream, partitioner="round_robin") as producer:
         for n in range(7):
             await producer.produce([b"%d" % n] * count, keys=b"same")
     found = [sorted(set(given)) for given in values(stream)]  # type: ignore[type-var]
@@ -142,7 +142,7 @@ async def test_round_robin_gives_each_call_the_next_partition_whatever_its_key(c
 async def test_a_call_goes_where_it_is_told_to_in_order_with_the_others(partitioner: str) -> None:
     stream = fake_stream(partitions=3)
     key = next(b"%d" % n for n in range(99) if partition_for_key(b"%d" % n, 3) == 2)
-    async with await Producer.open(stream, partitioner=partitioner, linger_ms=60_000) as producer:
+    async with Producer(stream, partitioner=partitioner, linger_ms=60_000) as producer:
         for n in range(0, 40, 4):
             call: dict[str, Any] = {"keys": key} if partitioner == "key" else {"partition": 2}
             await producer.produce([b"%d" % n], **call)
@@ -161,7 +161,7 @@ async def test_a_call_goes_where_it_is_told_to_in_order_with_the_others(partitio
 async def test_arrow_data_are_split_by_their_keys() -> None:
     stream = fake_stream(partitions=4)
     keys = [None if n % 7 == 0 else b"key-%d" % (n % 50) for n in range(1000)]
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         handle = await producer.produce_arrow(pa.table({"id": range(1000), "_key": keys}))
         assert (await handle).rows == 1000
     seen = []
@@ -186,7 +186,7 @@ async def test_keys_are_hashed_together_and_never_call_by_call() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(UnroutedBatch, "split", noted)
-        async with await Producer.open(fake_stream(partitions=4), linger_ms=60_000) as producer:
+        async with Producer(fake_stream(partitions=4), linger_ms=60_000) as producer:
             for n in range(UNROUTED_ROWS + 10):
                 await producer.produce([b"v"], keys=b"%d" % n)
     assert hashed == [UNROUTED_ROWS, 10]
@@ -197,7 +197,7 @@ async def test_the_interval_counts_from_the_first_record_also_before_its_partiti
     None
 ):
     stream = fake_stream(partitions=4)
-    async with await Producer.open(stream, linger_ms=100) as producer:
+    async with Producer(stream, linger_ms=100) as producer:
         await producer.produce([b"a"], keys=b"k")
         await runtime.sleep(0.09)
         # Larger than a stage: what is staged goes to its draft now, and its interval goes on.
@@ -209,7 +209,7 @@ async def test_the_interval_counts_from_the_first_record_also_before_its_partiti
 @virtual
 async def test_a_stage_is_routed_when_it_is_full_of_bytes() -> None:
     stream = fake_stream(partitions=2)
-    async with await Producer.open(stream, linger_ms=60_000, batch_bytes=8 * KIB) as producer:
+    async with Producer(stream, linger_ms=60_000, batch_bytes=8 * KIB) as producer:
         for n in range(64):
             await producer.produce([bytes(KIB)], keys=b"%d" % n)
         await runtime.sleep(1)
@@ -219,7 +219,7 @@ async def test_a_stage_is_routed_when_it_is_full_of_bytes() -> None:
 @virtual
 async def test_records_that_cannot_be_told_apart_fail_and_do_not_hang() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        producer = await Producer.open(fake_stream(partitions=2))
+        producer = await Producer(fake_stream(partitions=2)).open()
         lost = await producer.produce([b"a"], keys=b"k")
 
         def broken(*_: object) -> None:

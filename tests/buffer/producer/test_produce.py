@@ -26,7 +26,7 @@ class Finer(datetime):
 
 
 async def produced(stream: FakeStream, *calls: dict[str, Any], **settings: Any) -> list[Acceptance]:
-    async with await Producer.open(stream, **settings) as producer:
+    async with Producer(stream, **settings) as producer:
         handles = [await producer.produce(**call) for call in calls]
         return [await handle for handle in handles]
 
@@ -55,7 +55,7 @@ async def test_records_are_accepted_in_the_order_of_the_calls() -> None:
 
 @virtual
 async def test_a_handle_has_the_numbers_once_it_was_awaited_and_not_before() -> None:
-    async with await Producer.open(fake_stream()) as producer:
+    async with Producer(fake_stream()) as producer:
         await producer.produce([b"a"])
         handle = await producer.produce([b"b", b"c"])
         assert not handle.is_done
@@ -89,7 +89,7 @@ async def test_values_come_from_lists_tuples_and_arrow(count: int) -> None:
 @virtual
 async def test_what_is_changed_after_the_call_was_sent_as_it_was() -> None:
     stream = fake_stream()
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         entries, mutable = [b"a", b"b"], [bytearray(b"c")]
         await producer.produce(entries)
         await producer.produce(mutable)
@@ -115,7 +115,7 @@ async def test_what_is_changed_after_the_call_was_sent_as_it_was() -> None:
 @virtual
 async def test_what_is_not_bytes_is_refused_with_advice(entries: Any, why: str) -> None:
     stream = fake_stream()
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         with pytest.raises(Refused, match=why):
             await producer.produce(entries)
     assert stream.queues[0].entries == []
@@ -202,7 +202,7 @@ async def test_what_a_record_cannot_carry_is_refused(
         name: given * count if isinstance(given, list) and len(given) == 1 else given
         for name, given in extra.items()
     }
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         await producer.produce([b"before"])
         with pytest.raises(Refused, match=why):
             await producer.produce([b"v"] * count, **extra)
@@ -212,7 +212,7 @@ async def test_what_a_record_cannot_carry_is_refused(
 @virtual
 async def test_calls_keep_their_time_and_their_metadata() -> None:
     stream = fake_stream()
-    async with await Producer.open(stream, linger_ms=10_000) as producer:
+    async with Producer(stream, linger_ms=10_000) as producer:
         start_ms = runtime.wall_ms()
         await producer.produce([b"a"], b"one")
         await producer.produce([b"b", b"c"], b"one")
@@ -237,7 +237,7 @@ async def test_calls_keep_their_time_and_their_metadata() -> None:
 @virtual
 async def test_a_call_without_records_is_accepted_at_once_and_takes_no_place() -> None:
     stream = fake_stream()
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         handle = await producer.produce([])
         accepted = await handle
         assert len(accepted) == 0
@@ -255,7 +255,7 @@ async def test_a_call_without_records_is_accepted_at_once_and_takes_no_place() -
 async def test_a_record_above_its_limit_is_refused_before_anything_is_written(count: int) -> None:
     stream = fake_stream()
     large = bytes(limits.RECORD_MAX_BYTES + 1)
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         with pytest.raises(LimitExceeded, match="RECORD_MAX_BYTES"):
             await producer.produce([*[b"v"] * (count - 1), large])
         with pytest.raises(LimitExceeded, match="RECORD_MAX_BYTES"):
@@ -268,7 +268,7 @@ async def test_a_record_above_its_limit_is_refused_before_anything_is_written(co
 @virtual
 async def test_a_stream_in_the_published_format_takes_values_and_metadata_alone() -> None:
     stream = fake_stream(format="v1")
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         for extra in ({"keys": b"k"}, {"headers": {"h": b""}}, {"operations": 0}):
             for count in (1, MANY):
                 with pytest.raises(Refused, match="values and metadata alone"):

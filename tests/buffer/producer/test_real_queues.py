@@ -51,7 +51,7 @@ async def read(stream: Stream, partition: int = 0) -> list[tuple[int, bytes]]:
 async def test_records_stand_where_their_handles_say(format_name: str) -> None:
     store = open_store("memory://")
     await create_stream(store, "orders", format=format_name)
-    async with await Producer.open(store, "orders", linger_ms=10) as producer:
+    async with Producer(store, "orders", linger_ms=10) as producer:
         calls: list[tuple[list[bytes], Handle]] = []
         for n in range(60):
             entries = [b"%d/%d" % (n, i) + bytes(n * 20) for i in range(1 + (n % 3) * 50)]
@@ -75,7 +75,7 @@ async def test_where_the_queue_cannot_tell_lsns_no_part_of_a_call_has_one() -> N
     before = decode_manifest((await store.get(key)).data)
     # Other software's entry, whose batch nobody can count.
     await store.put(key, encode_manifest(before.appended([("other/missing.batch", [])])))
-    async with await Producer.open(stream, batch_bytes=1000) as producer:
+    async with Producer(stream, batch_bytes=1000) as producer:
         one = await producer.produce([b"a"])
         two = await producer.produce([b"b", b"c"])
         many = await producer.produce([bytes(400)] * 6)
@@ -95,7 +95,7 @@ async def test_beside_a_foreign_consumer_a_lost_answer_costs_its_own_records_and
     queue = Queue(Store(backend.inner))
     theirs = OtherConsumer(queue)
     await theirs.open()
-    producer = await Producer.open(stream, linger_ms=1, delivery_timeout_ms=3_600_000)
+    producer = await Producer(stream, linger_ms=1, delivery_timeout_ms=3_600_000).open()
     backend.next("put_if_unchanged", lands_then_after(then(theirs.dequeue, 0), LOST))
     unknown = await producer.produce([b"a"])
     started_s = runtime.monotonic_s()
@@ -113,7 +113,7 @@ async def test_a_successor_resumes_exactly_where_its_predecessor_stopped() -> No
     source = [b"%d" % n for n in range(30)]
     sent = 0
     for _ in range(3):
-        producer = await Producer.open(store, "orders", producer_id="source", linger_ms=0)
+        producer = await Producer(store, "orders", producer_id="source", linger_ms=0).open()
         metadata = producer.resumed[0].metadata
         sent = 0 if not metadata else int(metadata)
         for n in range(sent, min(sent + 10, 30)):
@@ -130,9 +130,9 @@ async def test_a_successor_resumes_exactly_where_its_predecessor_stopped() -> No
 async def test_a_fenced_producer_lands_nothing_more() -> None:
     store = open_store("memory://")
     stream = await create_stream(store, "orders")
-    old = await Producer.open(store, "orders", producer_id="source", linger_ms=0)
+    old = await Producer(store, "orders", producer_id="source", linger_ms=0).open()
     await (await old.produce([b"old"], b"1"))
-    new = await Producer.open(store, "orders", producer_id="source", linger_ms=0)
+    new = await Producer(store, "orders", producer_id="source", linger_ms=0).open()
     assert new.resumed[0].metadata == b"1"
     with pytest.raises(Fenced):
         await (await old.produce([b"late"], b"2"))
@@ -147,7 +147,7 @@ async def test_a_fenced_producer_lands_nothing_more() -> None:
 async def test_the_published_format_knows_nothing_of_predecessors() -> None:
     stream = await create_stream(open_store("memory://"), "orders", format="v1")
     for _ in range(2):
-        async with await Producer.open(stream, producer_id="source") as producer:
+        async with Producer(stream, producer_id="source") as producer:
             assert producer.resumed[0] == ProducerState(0, None)
             await producer.produce([b"a"], b"1")
     assert await read(stream) == [(1, b"a"), (2, b"a")]
@@ -157,7 +157,7 @@ async def test_the_published_format_knows_nothing_of_predecessors() -> None:
 async def test_the_published_format_refuses_what_it_cannot_carry() -> None:
     store = open_store("memory://")
     stream = await create_stream(store, "orders", format="v1")
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         with pytest.raises(Refused, match="published v1"):
             await producer.produce_arrow(pa.table({"id": [1]}))
         await producer.produce([b"a"])
@@ -167,7 +167,7 @@ async def test_the_published_format_refuses_what_it_cannot_carry() -> None:
 async def patiently_opened(stream: Stream) -> Producer:
     while True:
         try:
-            return await Producer.open(stream, linger_ms=50, delivery_timeout_ms=60_000)
+            return await Producer(stream, linger_ms=50, delivery_timeout_ms=60_000).open()
         except (Unavailable, OutcomeUnknown):
             await runtime.sleep(1)
 

@@ -21,7 +21,7 @@ from tests.store.scripted import virtual
 @virtual
 async def test_rows_without_a_column_are_refused_where_no_schema_says_what_they_are() -> None:
     stream = fake_stream()
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         with pytest.raises(Refused, match="rows without any column"):
             await producer.produce_rows([{}, {}])
         with pytest.raises(Refused, match="2 rows without any column"):
@@ -36,7 +36,7 @@ async def test_rows_without_a_column_are_refused_where_no_schema_says_what_they_
 @virtual
 async def test_under_a_schema_rows_without_a_column_are_null_in_all_of_them() -> None:
     stream = fake_stream(schema=pa.schema({"id": pa.int64(), "name": pa.string()}))
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         assert (await (await producer.produce_rows([{}, {}]))).rows == 2
     (batch,) = stream.queues[0].batches()
     assert batch.records.to_pylist() == [{"id": None, "name": None}] * 2
@@ -45,7 +45,7 @@ async def test_under_a_schema_rows_without_a_column_are_null_in_all_of_them() ->
 @virtual
 async def test_under_a_schema_that_wants_a_column_rows_without_it_are_refused() -> None:
     stream = fake_stream(schema=pa.schema([pa.field("id", pa.int64(), nullable=False)]))
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         with pytest.raises(Refused, match=r"'id'.*null there"):
             await producer.produce_rows([{}])
     assert not stream.queues[0].entries
@@ -60,7 +60,7 @@ async def test_what_is_no_timestamp_is_told_what_one_is(given: Any, count: int) 
     stream = fake_stream()
     if isinstance(given, list):
         given = given * count
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         with pytest.raises(Refused, match="timestamps are datetimes, or whole microseconds"):
             await producer.produce([b"v"] * count, timestamps=given)
     assert not stream.queues[0].entries
@@ -71,7 +71,7 @@ async def test_what_is_no_timestamp_is_told_what_one_is(given: Any, count: int) 
 )
 @virtual
 async def test_what_is_neither_a_list_nor_a_single_one_is_refused(given: dict[str, Any]) -> None:
-    async with await Producer.open(fake_stream()) as producer:
+    async with Producer(fake_stream()) as producer:
         with pytest.raises(Refused, match=f"{next(iter(given))}: one for each record"):
             await producer.produce([b"v", b"w"], **given)
 
@@ -79,7 +79,7 @@ async def test_what_is_neither_a_list_nor_a_single_one_is_refused(given: dict[st
 @pytest.mark.parametrize("partition", [True, "0", 0.0, 1])
 @virtual
 async def test_what_is_no_partition_of_the_stream_is_refused(partition: Any) -> None:
-    async with await Producer.open(fake_stream()) as producer:
+    async with Producer(fake_stream()) as producer:
         with pytest.raises(Refused, match="partition is"):
             await producer.produce([b"v"], partition=partition)
 
@@ -90,7 +90,7 @@ async def test_what_is_no_partition_of_the_stream_is_refused(partition: Any) -> 
 async def test_a_producer_id_is_text(format_name: str, producer_id: Any) -> None:
     stream = await create_stream(open_store("memory://"), "orders", format=format_name)
     with pytest.raises(Refused, match=r"producer_id is .* text"):
-        await Producer.open(stream, producer_id=producer_id)
+        await Producer(stream, producer_id=producer_id).open()
 
 
 @pytest.mark.parametrize("count", [1, 100])
@@ -98,7 +98,7 @@ async def test_a_producer_id_is_text(format_name: str, producer_id: Any) -> None
 async def test_a_value_of_exactly_the_limit_is_taken_and_a_byte_more_is_not(count: int) -> None:
     stream = fake_stream()
     rest = [b"v"] * (count - 1)
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         await producer.produce([bytes(RECORD_MAX_BYTES), *rest])
         await producer.produce([bytes(RECORD_MAX_BYTES - 1), *rest], keys=[b"k"] * count)
         with pytest.raises(LimitExceeded, match="record 0 has 16,777,217 bytes"):
@@ -111,7 +111,7 @@ async def test_a_value_of_exactly_the_limit_is_taken_and_a_byte_more_is_not(coun
 
 @virtual
 async def test_headers_have_the_limit_for_themselves() -> None:
-    async with await Producer.open(fake_stream()) as producer:
+    async with Producer(fake_stream()) as producer:
         with pytest.raises(LimitExceeded, match="in '_headers'"):
             await producer.produce([b"v"], headers={"h": bytes(RECORD_MAX_BYTES)})
 
@@ -130,7 +130,7 @@ async def test_columns_that_spark_cannot_hold_are_refused(
     columns: dict[str, Any], told: str
 ) -> None:
     stream = fake_stream()
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         with pytest.raises(Refused, match=told):
             await producer.produce_arrow(pa.table(columns))
     assert not stream.queues[0].entries
@@ -149,14 +149,14 @@ def test_a_producer_opens_an_address_and_gives_it_back(
         store = open_store(url)
         await create_stream(store, "orders")
         monkeypatch.setattr(Store, "close", close)
-        async with await Producer.open(url, "orders") as producer:
+        async with Producer(url, "orders") as producer:
             assert (await (await producer.produce([b"a"]))).first_lsn == 1
             assert not closed
         assert len(closed) == 1
         with pytest.raises(NotFound):
-            await Producer.open(url, "other")
+            await Producer(url, "other").open()
         assert len(closed) == 2
-        async with await Producer.open(store, "orders"):
+        async with Producer(store, "orders"):
             pass
         assert len(closed) == 2, "a store that was handed in stays open"
 
@@ -167,17 +167,17 @@ def test_a_producer_opens_an_address_and_gives_it_back(
 @virtual
 async def test_what_is_no_store_is_told_so(source: Any) -> None:
     with pytest.raises(Refused, match=r"a store is needed here \(headwater.open_store\)"):
-        await Producer.open(source, "orders")
+        await Producer(source, "orders").open()
 
 
 def test_what_is_no_address_is_told_so() -> None:
     with pytest.raises(BadUrl):
-        BlockingProducer.open("orders", "orders")
+        BlockingProducer("orders", "orders").open()
 
 
 @virtual
 async def test_metrics_can_be_read_where_they_are_printed() -> None:
-    async with await Producer.open(fake_stream()) as producer:
+    async with Producer(fake_stream()) as producer:
         assert "nothing observed" in repr(producer.metrics)
         await (await producer.produce([b"a", b"b"]))
         told = repr(producer.metrics)

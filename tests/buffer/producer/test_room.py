@@ -19,7 +19,7 @@ from tests.store.scripted import virtual
 
 async def small(stream: FakeStream, **settings: object) -> Producer:
     chosen = {"linger_ms": 0, "buffer_bytes": 4 * KIB, "batch_bytes": KIB, **settings}
-    return await Producer.open(stream, **chosen)  # type: ignore[arg-type]
+    return await Producer(stream, **chosen).open()  # type: ignore[arg-type]
 
 
 async def until_full(
@@ -201,7 +201,7 @@ async def test_calls_that_keys_spread_evenly_are_counted_once() -> None:
     stream = fake_stream(partitions=2)
     keys = [b"key-%d" % n for n in range(20)]
     evenly = [[key for key in keys if partition_for_key(key, 2) == p][:4] for p in range(2)]
-    async with await Producer.open(stream, linger_ms=60_000) as producer:
+    async with Producer(stream, linger_ms=60_000) as producer:
         for several in zip(*evenly, strict=True):
             for key in several:
                 await producer.produce([b"v"], keys=key)
@@ -214,7 +214,7 @@ async def test_calls_that_keys_spread_evenly_are_counted_once() -> None:
 async def test_what_is_held_is_let_go_to_the_last_byte() -> None:
     for partitions in (1, 3):
         stream = fake_stream(partitions=partitions)
-        async with await Producer.open(stream, linger_ms=1) as producer:
+        async with Producer(stream, linger_ms=1) as producer:
             for n in range(50):
                 await producer.produce([b"v" * n], b"m" * n, keys=b"k%d" % n)
                 await producer.produce([b"v"] * 70, keys=[b"k%d" % i for i in range(70)])

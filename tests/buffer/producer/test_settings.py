@@ -137,7 +137,7 @@ def test_the_published_format_has_no_lz4() -> None:
 @virtual
 async def test_a_producer_shows_its_settings() -> None:
     given: Any = {"linger.ms": 3}
-    async with await Producer.open(fake_stream(), **given) as producer:
+    async with Producer(fake_stream(), **given) as producer:
         assert producer.settings.linger_ms == 3
         assert repr(producer) == f"Producer('orders', producer_id={producer.producer_id!r})"
         assert producer.stream.name == "orders"

@@ -280,12 +280,12 @@ async def test_an_error_that_nobody_foresaw_leaves_nobody_waiting() -> None:
 async def test_a_successor_fences_its_predecessor_and_resumes_after_it() -> None:
     stream = fake_stream()
     stream.queues[0].resumed = ProducerState(41, b"offset 17", 9)
-    old = await Producer.open(stream, producer_id="source", linger_ms=0)
+    old = await Producer(stream, producer_id="source", linger_ms=0).open()
     assert old.resumed == {0: ProducerState(41, b"offset 17", 9)}
     assert old.producer_id == "source"
     accepted = await (await old.produce([b"a"], b"offset 18"))
     assert accepted.producer_sequence == 42
-    new = await Producer.open(stream, producer_id="source", linger_ms=0)
+    new = await Producer(stream, producer_id="source", linger_ms=0).open()
     stream.queues[0].producer = "source, the next life"
     with pytest.raises(Fenced):
         await (await old.produce([b"b"], b"offset 19"))
@@ -295,6 +295,6 @@ async def test_a_successor_fences_its_predecessor_and_resumes_after_it() -> None
 @virtual
 async def test_producers_without_a_name_never_meet() -> None:
     stream = fake_stream()
-    first, second = [await Producer.open(stream) for _ in range(2)]
+    first, second = [await Producer(stream).open() for _ in range(2)]
     assert first.producer_id != second.producer_id
     await asyncio.gather(first.close(), second.close())

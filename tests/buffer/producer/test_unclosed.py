@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import headwater
-from headwater.buffer.consumer import read
+from headwater.blocking import read
 from headwater.buffer.producer import BlockingProducer
 from headwater.buffer.producer.blocking import OpenProducers
 from headwater.buffer.stream import create_stream
@@ -25,9 +25,9 @@ SCRIPT = """
 import sys
 from headwater.buffer.producer import BlockingProducer
 
-kept = BlockingProducer.open(sys.argv[1], "orders", linger_ms=60_000)
+kept = BlockingProducer(sys.argv[1], "orders", linger_ms=60_000).open()
 kept.produce([b"kept", b"until the end"])
-BlockingProducer.open(sys.argv[1], "orders", linger_ms=60_000).produce([b"dropped"])
+BlockingProducer(sys.argv[1], "orders", linger_ms=60_000).open().produce([b"dropped"])
 {end}
 """
 
@@ -74,7 +74,7 @@ def test_waiting_for_it_has_an_end_and_what_is_lost_is_told(
         return await apply()
 
     stream.queues[0].always["upload"] = held
-    producer = BlockingProducer.open(stream, linger_ms=0)
+    producer = BlockingProducer(stream, linger_ms=0).open()
     producer.produce([b"a"])
     unclosed.add(producer._producer, portal.shared())
     with caplog.at_level(logging.WARNING):

@@ -69,7 +69,7 @@ async def test_what_nobody_could_read_is_refused_and_spoils_nothing(
     stream = fake_stream()
     table = pa.table(columns)
     (batch,) = table.to_batches()
-    async with await Producer.open(stream, linger_ms=10_000) as producer:
+    async with Producer(stream, linger_ms=10_000) as producer:
         await producer.produce_arrow(pa.table({"c": ["before"]}))
         with pytest.raises(Refused, match=told):
             await producer.produce_arrow(table)
@@ -83,7 +83,7 @@ async def test_what_nobody_could_read_is_refused_and_spoils_nothing(
 async def test_columns_that_came_like_this_before_are_looked_at_all_the_same() -> None:
     stream = fake_stream()
     good = pa.record_batch({"c": ["good"]})
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         for _ in range(2):
             await producer.produce_arrow(good)
         with pytest.raises(Refused, match="UTF8"):
@@ -95,7 +95,7 @@ async def test_columns_that_came_like_this_before_are_looked_at_all_the_same() -
 async def test_columns_that_may_not_be_null_are_not() -> None:
     stream = fake_stream()
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False)])
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         with pytest.raises(Refused, match=r"'id' is int64 not null.*record 1 has null there"):
             await producer.produce_arrow(pa.table([pa.array([1, None])], schema=schema))
         await producer.produce_arrow(pa.table([pa.array([1, 2])], schema=schema))
@@ -106,7 +106,7 @@ async def test_columns_that_may_not_be_null_are_not() -> None:
 @virtual
 async def test_arrays_of_values_and_keys_are_checked_as_columns_are(entries: pa.Array) -> None:
     stream = fake_stream()
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         with pytest.raises(Refused, match="column '_value'"):
             await producer.produce(entries)
         with pytest.raises(Refused, match="column '_key'"):
@@ -123,7 +123,7 @@ async def test_the_name_of_an_extension_type_is_not_carried() -> None:
     schema = pa.schema([field, within], metadata={"k": "v"})
     batch = pa.record_batch([pa.array(["1"]), pa.array([{"c": "2"}], within.type)], schema=schema)
     stream = fake_stream()
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         for _ in range(2):
             await producer.produce_arrow(batch)
     assert rows(stream) == [{"c": "1", "s": {"c": "2"}}] * 2
@@ -136,7 +136,7 @@ async def test_the_name_of_an_extension_type_is_not_carried() -> None:
 async def test_half_a_character_is_no_header(headers: Any, count: int) -> None:
     stream = fake_stream()
     given = headers * count if isinstance(headers, list) else headers
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         with pytest.raises(Refused, match="lone surrogate"):
             await producer.produce([b"v"] * count, headers=given)
     assert not stream.queues[0].entries
@@ -145,7 +145,7 @@ async def test_half_a_character_is_no_header(headers: Any, count: int) -> None:
 @pytest.mark.parametrize("row", [{"a\ud800": 1}, {"a": {"\ud800": 1}}, {"a": "\ud800"}])
 @virtual
 async def test_half_a_character_is_neither_a_name_nor_text(row: dict[str, Any]) -> None:
-    async with await Producer.open(fake_stream()) as producer:
+    async with Producer(fake_stream()) as producer:
         with pytest.raises(Refused, match="surrogate"):
             await producer.produce_rows([row])
 
@@ -165,7 +165,7 @@ async def test_what_would_fill_the_memory_once_written_out_is_refused_before(kin
     if kind == "nested":
         column = pa.StructArray.from_arrays([column], ["s"])
     stream = fake_stream()
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         with (
             watched_memory() as memory,
             pytest.raises(LimitExceeded, match=r"'c'.*EXPANDED_MAX_BYTES.*several calls"),
@@ -180,7 +180,7 @@ async def test_what_would_fill_the_memory_once_written_out_is_refused_before(kin
 async def test_an_array_of_values_is_measured_before_it_is_written_out() -> None:
     places = pa.array([0] * (EXPANDED_MAX_BYTES // MIB + 1), pa.int32())
     entries = pa.DictionaryArray.from_arrays(places, pa.array([bytes(MIB)]))
-    async with await Producer.open(fake_stream()) as producer:
+    async with Producer(fake_stream()) as producer:
         with pytest.raises(LimitExceeded, match="EXPANDED_MAX_BYTES"):
             await producer.produce(entries)
 
@@ -191,7 +191,7 @@ async def test_a_record_that_no_batch_holds_is_refused() -> None:
     column = pa.array([[bytes(15 * MIB)]])
     wide = pa.table({f"c{n}": column for n in range(BATCH_MAX_BYTES // (15 * MIB) + 1)})
     stream = fake_stream()
-    async with await Producer.open(stream) as producer:
+    async with Producer(stream) as producer:
         with pytest.raises(LimitExceeded, match="BATCH_MAX_BYTES"):
             await producer.produce_arrow(wide)
     assert not stream.queues[0].entries
@@ -207,7 +207,7 @@ async def test_memory_that_is_used_again_changes_nothing_that_was_produced(
     stream = fake_stream(schema=schema, partitions=partitions)
     memory = bytearray(8 * 3)
     column = pa.Array.from_buffers(pa.int64(), 3, [None, pa.py_buffer(memory)])
-    async with await Producer.open(stream, linger_ms=10_000) as producer:
+    async with Producer(stream, linger_ms=10_000) as producer:
         for number in range(1, 4):
             memory[:] = number.to_bytes(8, "little") * 3
             await producer.produce_arrow(pa.table({"id": column}))
@@ -228,7 +228,7 @@ async def test_memory_of_values_that_is_used_again_changes_nothing_either() -> N
     values = pa.Array.from_buffers(pa.binary(2), 2, [None, pa.py_buffer(memory)])
     offsets = pa.py_buffer(b"\0\0\0\0\2\0\0\0\4\0\0\0")
     plain = pa.Array.from_buffers(pa.binary(), 2, [None, offsets, pa.py_buffer(memory)])
-    async with await Producer.open(stream, linger_ms=10_000) as producer:
+    async with Producer(stream, linger_ms=10_000) as producer:
         await producer.produce(values)
         await producer.produce(plain)
         memory[:] = b"XXXX"

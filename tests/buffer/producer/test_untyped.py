@@ -93,8 +93,8 @@ async def test_a_field_without_a_type_is_left_out_until_a_value_comes(produce: P
 async def test_a_type_that_another_producer_recorded_serves_as_well(produce: Produce) -> None:
     store = open_store("memory://")
     await create_stream(store, "orders")
-    early = await Producer.open(store, "orders")
-    async with await Producer.open(store, "orders") as other:
+    early = await Producer(store, "orders").open()
+    async with Producer(store, "orders") as other:
         await produce(other, [{"id": 1, "a": ["x"]}])
     await (await produce(early, [{"id": 2, "a": []}]))
     await early.close()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headwater.buffer.consumer import Consumer, UnreadableBatch, read_async
+from headwater.buffer.consumer import Consumer, UnreadableBatch, read
 from headwater.buffer.producer import Producer
 from headwater.buffer.queue.v1.batch_format import FOOTER_BYTES, encode_batch
 from headwater.buffer.stream import alter_stream, create_stream, open_stream
@@ -37,7 +37,7 @@ def entry(sequence: int, trailing: bytes = b"") -> bytes:
 
 
 async def values(store: Store) -> list[bytes]:
-    async with await read_async(store, "orders") as reader:
+    async with read(store, "orders") as reader:
         return [value for rows in [r async for r in reader] for value in rows["_value"].to_pylist()]
 
 
@@ -63,7 +63,7 @@ async def test_bytes_after_the_items_of_an_entry_stay_where_they_are() -> None:
     with pytest.raises(Corrupt):
         await values(store)
     await alter_stream(store, "orders", **{"v1.reading": "lenient"})
-    async with await Producer.open(store, "orders") as producer:
+    async with Producer(store, "orders") as producer:
         await producer.produce([b"c"])
     assert await values(store) == [b"a", b"b", b"c"]
     assert entry(0, b"??") in bytes((await store.get(f"{FOLDER}/manifest")).data)

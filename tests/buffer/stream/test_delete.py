@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headwater.buffer.consumer import AsyncReader, Consumer, Follower, read_async
+from headwater.buffer.consumer import Consumer, Follower, Reader, read
 from headwater.buffer.layout import group_key
 from headwater.buffer.producer import Producer
 from headwater.buffer.stream import (
@@ -282,7 +282,7 @@ FORMATS = ["native", "v1"]
 TOLD = r"stream 'orders' \(id .*\) was deleted"
 
 
-async def to_the_end(reader: AsyncReader) -> None:
+async def to_the_end(reader: Reader) -> None:
     """Read on; a reader that follows has no end but an error."""
     async for _ in reader:
         pass
@@ -294,7 +294,7 @@ async def to_the_end(reader: AsyncReader) -> None:
 async def test_a_producer_is_told(format_name: str, again: bool) -> None:
     store = Store(MemoryBackend())
     await create_stream(store, "orders", format=format_name)
-    producer = await Producer.open(store, "orders", linger_ms=0, delivery_timeout_ms=10_000)
+    producer = await Producer(store, "orders", linger_ms=0, delivery_timeout_ms=10_000).open()
     await (await producer.produce([b"a"]))
     await delete_stream(store, "orders")
     if again:
@@ -319,7 +319,7 @@ async def test_a_consumer_and_whoever_follows_or_reads_is_told(
     await produce(stream, [b"a"], [b"b"])
     consumer = await Consumer.open(stream, gc=False, read_ahead_batches=1)
     follower = await Follower.open(stream, group="audit", read_ahead_batches=1)
-    reader = await read_async(stream, follow=True)
+    reader = await read(stream, follow=True).open()
     for opened in (consumer, follower, reader):
         await opened.next_batch()
     await consumer.ack(0)

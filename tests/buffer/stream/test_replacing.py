@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.buffer.consumer import read_async
+from headwater.buffer.consumer import read
 from headwater.buffer.producer import Producer
 from headwater.buffer.retained import RetainedBatches
 from headwater.buffer.stream import Stream, alter_stream, create_stream, open_stream
@@ -33,13 +33,13 @@ async def orders(**settings: Any) -> tuple[Store, Stream]:
 
 
 async def produce(store: Store, *rows: dict[str, Any]) -> None:
-    async with await Producer.open(store, "orders", linger_ms=0) as producer:
+    async with Producer(store, "orders", linger_ms=0) as producer:
         for row in rows:
             await (await producer.produce_rows([row]))
 
 
-async def read(store: Store) -> list[Any]:
-    reader = await read_async(store, "orders")
+async def stored_values(store: Store) -> list[Any]:
+    reader = await read(store, "orders").open()
     return [x for batch in [batch async for batch in reader] for x in batch.column("x").to_pylist()]
 
 
@@ -84,15 +84,15 @@ async def test_a_type_is_replaced_where_every_value_fits(
     store, _ = await orders()
     kind = pa.array(values).type if any(values) else pa.int64()
     table = pa.table({"x": pa.array(values, kind), "y": [1] * len(values)})
-    async with await Producer.open(store, "orders") as producer:
+    async with Producer(store, "orders") as producer:
         await producer.produce_arrow(table)
         await producer.flush()
         await alter_stream(store, "orders", schema={"x": declared, "y": "int64"})
-        assert await read(store) == read_back
+        assert await stored_values(store) == read_back
         assert await column(store) == (declared, "declared", 2)
         # One that knows the older types goes on, and what it sends is put into the new ones.
         await producer.produce_arrow(table)
-    assert await read(store) == read_back * 2
+    assert await stored_values(store) == read_back * 2
 
 
 @pytest.mark.parametrize(
@@ -114,20 +114,20 @@ async def test_a_value_that_does_not_fit_keeps_the_type(
     values: list[Any], declared: str, says: str
 ) -> None:
     store, _ = await orders()
-    async with await Producer.open(store, "orders") as producer:
+    async with Producer(store, "orders") as producer:
         await producer.produce_arrow(pa.table({"x": values}))
     before = (await store.get(KEY)).data
     with pytest.raises(Refused, match=says):
         await alter_stream(store, "orders", schema={"x": declared})
     assert (await store.get(KEY)).data == before
-    assert await read(store) == values
+    assert await stored_values(store) == values
 
 
 @virtual
 async def test_what_a_producer_has_on_its_way_is_put_into_the_new_type_or_dropped() -> None:
     store, _ = await orders()
     await produce(store, {"x": 1})
-    async with await Producer.open(store, "orders", linger_ms=10_000) as producer:
+    async with Producer(store, "orders", linger_ms=10_000) as producer:
         fits = await producer.produce_rows([{"x": 2}])
         await producer.flush()
         wide = await producer.produce_rows([{"x": 2**40}])
@@ -142,7 +142,7 @@ async def test_what_a_producer_has_on_its_way_is_put_into_the_new_type_or_droppe
         after = await producer.produce_rows([{"x": 3}])
         await producer.flush()
         assert (await after).first_lsn == 3
-    assert await read(store) == [1, 2, 3]
+    assert await stored_values(store) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("fits", [True, False])
@@ -153,7 +153,7 @@ async def test_a_batch_that_is_appended_between_the_check_and_the_fence_is_check
     backend, plain, _ = given()
     await create_stream(plain, "orders")
     await produce(plain, {"x": 1})
-    late = await Producer.open(plain, "orders", linger_ms=0)
+    late = await Producer(plain, "orders", linger_ms=0).open()
     value = 7 if fits else 2**40
 
     async def append() -> None:
@@ -169,7 +169,7 @@ async def test_a_batch_that_is_appended_between_the_check_and_the_fence_is_check
         assert (await column(plain))[:2] == ("int64", "inferred")
     await (await late.produce_rows([{"x": 9}]))
     await late.close()
-    assert await read(plain) == [1, value, 9]
+    assert await stored_values(plain) == [1, value, 9]
 
 
 @virtual
@@ -185,7 +185,7 @@ async def test_columns_that_are_recorded_meanwhile_end_it() -> None:
     with pytest.raises(Contended, match="Alter it again"):
         await alter_stream(meanwhile, "orders", schema={"x": "int8"})
     await produce(plain, {"x": 2**41})
-    assert await read(plain) == [1, 2, 2**41]
+    assert await stored_values(plain) == [1, 2, 2**41]
     assert (await column(plain))[:2] == ("int64", "inferred")
 
 
@@ -193,7 +193,7 @@ async def test_columns_that_are_recorded_meanwhile_end_it() -> None:
 async def test_a_replacement_that_was_cut_off_is_withdrawn_by_a_producer_that_waits() -> None:
     store, _ = await orders(partitions=2)
     await produce(store, {"x": 1})
-    producer = await Producer.open(store, "orders", linger_ms=0)
+    producer = await Producer(store, "orders", linger_ms=0).open()
     real, calls = stream_handle.raise_schema_floor, 0
 
     async def cut(*args: Any) -> None:
@@ -218,11 +218,11 @@ async def test_a_replacement_that_was_cut_off_is_withdrawn_by_a_producer_that_wa
         altering.cancel()
         await asyncio.wait([altering])
     await producer.close()
-    assert sorted(await read(store)) == [1, 2**40]
+    assert sorted(await stored_values(store)) == [1, 2**40]
     with pytest.raises(Refused, match="1099511627776"):
         await alter_stream(store, "orders", schema={"x": "int8"})
     await alter_stream(store, "orders", schema={"x": "float64"})
-    assert sorted(await read(store)) == [1.0, float(2**40)]
+    assert sorted(await stored_values(store)) == [1.0, float(2**40)]
 
 
 @virtual
@@ -242,7 +242,7 @@ async def test_open_transactions_keep_the_types_and_later_ones_learn_them() -> N
     late = Uploader(stream, CommitAttempt.of_job("b"), 0)
     await late.add(0, pa.record_batch({"x": [2**41 + 1]}))
     await TransactionCommitter(stream, CommitAttempt.of_job("b")).commit([await late.finish()])
-    assert await read(store) == [1.0, float(2**40), float(2**41 + 1)]
+    assert await stored_values(store) == [1.0, float(2**40), float(2**41 + 1)]
     unfit = Uploader(stream, CommitAttempt.of_job("c"), 0)
     await unfit.add(0, pa.record_batch({"x": [2**53 + 1]}))
     with pytest.raises(Refused, match="declared as float64 while"):
@@ -266,7 +266,7 @@ async def test_a_sink_that_learns_of_replaced_types_half_way_writes_no_older_one
     versions = {one.schema_version for part in uploads.uploads.values() for one in part}
     assert versions == {2}
     await TransactionCommitter(stream, attempt).commit([uploads])
-    assert sorted(await read(store)) == [1.0, 2.0, 3.5]
+    assert sorted(await stored_values(store)) == [1.0, 2.0, 3.5]
 
 
 @virtual
@@ -274,7 +274,7 @@ async def test_a_null_on_its_way_is_refused_where_a_replaced_type_has_none() -> 
     store, _ = await orders()
     await produce(store, {"x": ["a"]})
     stream = await open_stream(store, "orders")
-    producer = await Producer.open(store, "orders", linger_ms=0)
+    producer = await Producer(store, "orders", linger_ms=0).open()
     await alter_stream(store, "orders", schema={"x": "list<string not null>"})
     handle = await producer.produce_rows([{"x": ["b", None]}])
     with pytest.raises(Refused, match="null"):
@@ -284,7 +284,7 @@ async def test_a_null_on_its_way_is_refused_where_a_replaced_type_has_none() -> 
     await uploader.add(0, pa.record_batch({"x": [["b", None]]}))
     with pytest.raises(Refused, match="null"):
         await uploader.finish()
-    assert await read(store) == [["a"]]
+    assert await stored_values(store) == [["a"]]
 
 
 async def cut_off(store: Store, schema: dict[str, str], function: str) -> None:
@@ -324,7 +324,7 @@ async def test_a_replacement_that_was_cut_off_is_withdrawn_by_a_sink_that_waits(
         await uploader.add(0, pa.record_batch({"x": [2**40 + number]}))
         await TransactionCommitter(stream, attempt).commit([await uploader.finish()])
     assert await column(store) == ("int64", "inferred", 2)
-    assert await read(store) == [1, 2**40, 2**40 + 1]
+    assert await stored_values(store) == [1, 2**40, 2**40 + 1]
 
 
 @virtual
@@ -332,7 +332,7 @@ async def test_two_replacements_that_were_cut_off_hold_up_neither_producer_nor_s
     store, stream = await orders()
     await produce(store, {"x": 1})
     stream, attempt = await open_stream(store, "orders"), CommitAttempt.of_job("a")
-    producer = await Producer.open(store, "orders", linger_ms=0)
+    producer = await Producer(store, "orders", linger_ms=0).open()
     real = stream_handle.raise_schema_floor
     await cut_off(store, {"x": "int8"}, BEFORE_QUEUES)
     # As far as the queue's floor, which `cut_off` left out.
@@ -345,7 +345,7 @@ async def test_two_replacements_that_were_cut_off_hold_up_neither_producer_nor_s
     await TransactionCommitter(stream, attempt).commit([await uploader.finish()])
     await producer.close()
     assert await column(store) == ("int64", "inferred", 3)
-    assert sorted(await read(store)) == [1, 2**40, 2**41]
+    assert sorted(await stored_values(store)) == [1, 2**40, 2**41]
 
 
 @virtual

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import headwater
+from headwater import blocking
 from headwater.store import Store, open_store
 
 File = Callable[[bytes | str], str]
@@ -27,7 +27,7 @@ def on(url: str, work: Callable[[Store], Awaitable[Any]]) -> Any:
 
 def lines(url: str, stream: str = "events", **options: Any) -> list[dict[str, Any]]:
     """What a reader finds."""
-    found: list[dict[str, Any]] = headwater.read(url, stream, **options).to_table().to_pylist()
+    found: list[dict[str, Any]] = blocking.read(url, stream, **options).to_table().to_pylist()
     return found
 
 

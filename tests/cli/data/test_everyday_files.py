@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headwater.buffer import blocking
+from headwater import blocking
 from headwater.buffer.producer import BlockingProducer
 from headwater.cli import produce_input
 from tests.cli.conftest import Invoke
@@ -212,7 +212,7 @@ def test_a_tab_may_be_written_as_people_write_it(invoke: Invoke, url: str, file:
 
 
 def test_lines_that_would_be_read_as_others_are_refused(invoke: Invoke, url: str) -> None:
-    with BlockingProducer.open(url, "events") as producer:
+    with BlockingProducer(url, "events") as producer:
         producer.produce([b"", None, b"c"], keys=[b"a", b"b", None])
     told = invoke("read", url, "events")
     assert (told.exit_code, told.stdout) == (2, "")
@@ -227,7 +227,7 @@ def test_lines_that_would_be_read_as_others_are_refused(invoke: Invoke, url: str
     keyed = invoke("read", url, "events", "--start=3", "--key-separator=:")
     assert (keyed.exit_code, "LSN 3 has null for its key" in keyed.stderr) == (2, True)
     blocking.create_stream(url, "more")
-    with BlockingProducer.open(url, "more") as producer:
+    with BlockingProducer(url, "more") as producer:
         producer.produce([b"a", b"b\nc"], keys=[b"x", b"y:z"])
     told = invoke("read", url, "more")
     assert (told.exit_code, told.stdout) == (2, "")

@@ -26,7 +26,7 @@ def wide(url: str) -> str:
 
     async def make(store: Store) -> None:
         stream = await create_stream(store, "wide", partitions=2)
-        async with await Producer.open(stream, linger_ms=0) as producer:
+        async with Producer(stream, linger_ms=0) as producer:
             for partition in range(2):
                 for values in ([b"1", b"2"], [b"3"], [b"4"]):
                     await (await producer.produce(values, partition=partition))

@@ -21,13 +21,13 @@ from tests.cli.data.given import File, Make, lines
 
 def record(url: str, **columns: pa.Array) -> None:
     """Let the stream infer its columns."""
-    with BlockingProducer.open(url, "events") as producer:
+    with BlockingProducer(url, "events") as producer:
         producer.produce_arrow(pa.table(columns))
 
 
 def types(url: str) -> dict[str, str]:
     """Name → type, of the columns that are not reserved."""
-    with headwater.read(url, "events") as reader:
+    with headwater.blocking.read(url, "events") as reader:
         found = reader.to_table().schema
     return {field.name: str(field.type) for field in found if not field.name.startswith("_")}
 
@@ -174,7 +174,7 @@ def test_lines_of_nulls_before_the_first_value_are_rows_of_its_column(
 
 
 def test_a_column_that_another_producer_decides_meanwhile_is_named_by_its_place(url: str) -> None:
-    with BlockingProducer.open(url, "events") as producer:
+    with BlockingProducer(url, "events") as producer:
         stream = TargetColumns(producer, "alter")
         rows, cells = JsonRows(stream), CsvColumns(stream, delimiter=",")
         record(url, id=pa.array([1]), b=pa.array(["text"]))
@@ -187,7 +187,7 @@ def test_a_column_that_another_producer_decides_meanwhile_is_named_by_its_place(
 
 
 def test_a_csv_column_that_was_decided_meanwhile_is_named_by_its_row(url: str) -> None:
-    with BlockingProducer.open(url, "events") as producer:
+    with BlockingProducer(url, "events") as producer:
         cells = CsvColumns(TargetColumns(producer, "alter"), delimiter=",")
         record(url, b=pa.array([1]))
         read = cells.read("input", pa.BufferReader(b"b\n1\n1.5\n"), 1024)

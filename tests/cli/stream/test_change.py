@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from headwater.buffer.blocking import create_stream, delete_stream
+from headwater.blocking import create_stream, delete_stream
 from headwater.buffer.consumer import BlockingConsumer
 from headwater.buffer.queue.v1.batch_format import encode_batch
 from headwater.buffer.queue.v1.manifest_format import Manifest, encode_manifest

@@ -118,7 +118,7 @@ def test_describe_says_which_columns_were_inferred(invoke: Invoke, url: str) -> 
     assert "none yet" in done(invoke("stream", "describe", url, "orders"))
 
     async def produce() -> None:
-        async with open_store(url) as store, await Producer.open(store, "orders") as producer:
+        async with open_store(url) as store, Producer(store, "orders") as producer:
             await producer.produce_rows([{"id": 1, "name": "n"}])
 
     asyncio.run(produce())

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from headwater.buffer.blocking import delete_stream
+from headwater.blocking import delete_stream
 from headwater.buffer.producer import Producer
 from headwater.buffer.stream import Stream, create_stream
 from headwater.cli import stream_records, terminal
@@ -30,7 +30,7 @@ def fill(url: str) -> None:
     async def produce() -> None:
         async with open_store(url) as store:
             await create_stream(store, "orders", partitions=2)
-            async with await Producer.open(store, "orders", linger_ms=0) as producer:
+            async with Producer(store, "orders", linger_ms=0) as producer:
                 for partition in range(2):
                     for values in ((b"1", b"2"), (b"3", b"4"), (b"5",)):
                         await (await producer.produce(list(values), partition=partition))

@@ -22,7 +22,7 @@ def filled(url: str) -> str:
     async def fill() -> None:
         async with open_store(url) as store:
             await create_stream(store, "orders", partitions=2, linger_ms=0)
-            async with await Producer.open(store, "orders") as producer:
+            async with Producer(store, "orders") as producer:
                 for number in range(6):
                     row = {"id": number, "text": LARGE if number % 2 else "small"}
                     await (await producer.produce_rows([row], partition=number // 3))

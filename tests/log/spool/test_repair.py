@@ -256,7 +256,7 @@ def test_the_buffer_has_what_is_retained_there() -> None:
     async def produced() -> Stream:
         store = Store(MemoryBackend())
         stream = await create_stream(store, "orders")
-        async with await Producer.open(stream, linger_ms=0) as producer:
+        async with Producer(stream, linger_ms=0) as producer:
             for lsn in range(1, 41, 8):
                 await (await producer.produce([RECORDS[one] for one in range(lsn, lsn + 8)]))
         return stream
@@ -282,7 +282,7 @@ def test_a_batch_that_cannot_be_read_is_not_there() -> None:
     async def produced() -> Stream:
         store = Store(MemoryBackend())
         stream = await create_stream(store, "orders")
-        async with await Producer.open(stream, linger_ms=0) as producer:
+        async with Producer(stream, linger_ms=0) as producer:
             for place in range(5):
                 # Too large to stand in the queue itself.
                 value = Random(place).randbytes(100_000)

@@ -59,7 +59,7 @@ class World:
         """One batch of these values."""
 
         async def go() -> None:
-            async with await Producer.open(self.store, name) as producer:
+            async with Producer(self.store, name) as producer:
                 await producer.produce(list(values), partition=partition, **more)
 
         wait(go())
@@ -68,7 +68,7 @@ class World:
         """One batch of typed rows."""
 
         async def go() -> None:
-            async with await Producer.open(self.store, name) as producer:
+            async with Producer(self.store, name) as producer:
                 await producer.produce_arrow(table, partition=partition)
 
         wait(go())

@@ -51,7 +51,7 @@ def test_every_opaque_column_has_what_was_produced(world: World) -> None:
     world.stream()
 
     async def go() -> None:
-        async with await Producer.open(world.store, "orders") as producer:
+        async with Producer(world.store, "orders") as producer:
             await producer.produce(
                 [b"a"], keys=[b"k"], headers=[[("h", b"1")]], timestamps=[NOON], metadata=b"m"
             )

@@ -81,7 +81,7 @@ def test_more_that_goes_while_a_query_passes_over_a_loss_is_passed_over_as_well(
         found = await bounds(feed)
         monkeypatch.setattr(PartitionFeed, "bounds", bounds)
         await _acknowledge_and_expire(world, "owner")
-        async with await Producer.open(world.store, "orders") as producer:
+        async with Producer(world.store, "orders") as producer:
             await producer.produce([b"2"])
         return found
 

@@ -5,7 +5,7 @@ Enters: descriptors from a queue and batches from a store. Leaves: records as Ar
     Consumer    the owner of a partition: one at a time; acknowledges
     Ownership   the same without reading, for planners that let other processes fetch
     Follower    any other group: has its own position, acknowledges nothing
-    read        reads what is retained; opens nothing
+    read        reads what is retained; fences nothing
 
 In files:
 
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from headwater.lazy_exports import exports
 
 if TYPE_CHECKING:
-    from headwater.buffer.consumer.blocking import BlockingConsumer, Reader, read
+    from headwater.buffer.consumer.blocking import BlockingConsumer, BlockingReader
     from headwater.buffer.consumer.consumed_batch import CallMetadata, ConsumedBatch
     from headwater.buffer.consumer.consumer import Consumer
     from headwater.buffer.consumer.dead_letter import (
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
     from headwater.buffer.consumer.ownership import Ownership, TakenOver
     from headwater.buffer.consumer.positions import lsn_at_time, position_at_time
     from headwater.buffer.consumer.progress import ConsumerMetrics, FollowerRegister, Lag, lag
-    from headwater.buffer.consumer.reader import AsyncReader, read_async
+    from headwater.buffer.consumer.reader import Reader, read
 
 __all__ = [
-    "AsyncReader",
     "BlockingConsumer",
+    "BlockingReader",
     "CallMetadata",
     "ConsumedBatch",
     "Consumer",
@@ -77,15 +77,14 @@ __all__ = [
     "lsn_at_time",
     "position_at_time",
     "read",
-    "read_async",
     "replay_dead_letter",
 ]
 
 __getattr__, __dir__ = exports(
     __name__,
     {
-        "reader": "AsyncReader read_async",
-        "blocking": "BlockingConsumer Reader read",
+        "reader": "Reader read",
+        "blocking": "BlockingConsumer BlockingReader",
         "consumed_batch": "CallMetadata ConsumedBatch",
         "consumer": "Consumer",
         "dead_letter": "DeadLetter LostRecords UnreadableBatch list_dead_letters",

@@ -1,4 +1,4 @@
-"""`BlockingConsumer` and `Reader`: consuming and reading without an event loop."""
+"""`BlockingConsumer` and `BlockingReader`: consuming and reading without an event loop."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from headwater.buffer.consumer import reader as async_reader
 from headwater.buffer.consumer.consumed_batch import ConsumedBatch
 from headwater.buffer.consumer.consumer import Consumer
 from headwater.buffer.consumer.dead_letter import LostRecords
@@ -14,7 +15,7 @@ from headwater.buffer.consumer.fetcher import FetchHandle
 from headwater.buffer.consumer.ownership import ProcessGuard
 from headwater.buffer.consumer.positions import ReadBounds
 from headwater.buffer.consumer.progress import ConsumerMetrics, Lag
-from headwater.buffer.consumer.reader import AsyncReader, RaiseOrSkip, read_async
+from headwater.buffer.consumer.reader import RaiseOrSkip, Reader, check_ends, to_frame
 from headwater.buffer.queue.contract import Descriptor, TimeBy
 from headwater.buffer.stream import Stream
 from headwater.core import portal
@@ -144,18 +145,18 @@ class BlockingConsumer:
         return self._portal.call(coroutine)
 
 
-class Reader:
+class BlockingReader:
     """Iterates once over the record batches of a stream, all with one schema.
 
-        for batch in headwater.read("file:///data", "orders", start="2026-01-31"):
+        for batch in headwater.blocking.read("file:///data", "orders", start="2026-01-31"):
             …
-        frame = headwater.read("file:///data", "orders").to_pandas()
+        frame = headwater.blocking.read("file:///data", "orders").to_pandas()
 
     Polars and DuckDB accept the reader itself, or its table.
     """
 
-    def __init__(self, reader: AsyncReader) -> None:
-        """Use `headwater.read`."""
+    def __init__(self, reader: Reader) -> None:
+        """Use `headwater.blocking.read`."""
         self._reader = reader
         self._portal = portal.shared()
 
@@ -179,7 +180,7 @@ class Reader:
             raise StopIteration
         return batch
 
-    def __enter__(self) -> Reader:
+    def __enter__(self) -> BlockingReader:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -195,17 +196,12 @@ class Reader:
 
     def to_table(self) -> pa.Table:
         """All records, in memory."""
-        if self._reader.follows:
-            raise Refused("a reader with follow=True never ends: iterate over it")
+        check_ends(follow=self._reader.follows)
         return pa.Table.from_batches(self, schema=self.schema)
 
     def to_pandas(self, **options: Any) -> Any:
         """All records as a pandas DataFrame. Options are those of `pyarrow.Table.to_pandas`."""
-        table = self.to_table()
-        try:
-            return table.to_pandas(**options)
-        except ModuleNotFoundError as error:
-            raise Refused("pandas is not installed: pip install pandas") from error
+        return to_frame(self.to_table(), options)
 
     def close(self) -> None:
         """Stop reading ahead, and close what was opened for this reader."""
@@ -224,17 +220,12 @@ def read(
     columns: Sequence[str] | None = None,
     on_bad_batch: RaiseOrSkip = "raise",
     read_ahead_bytes: int = READ_AHEAD_BYTES,
-) -> Reader:
-    """Read a stream as Arrow record batches. Opens and fences nothing.
+) -> BlockingReader:
+    """Read a stream as Arrow record batches, as `headwater.read` does. Opens it at once.
 
-        table = headwater.read("file:///data", "orders", start="2026-01-31").to_table()
-
-    `start` (inclusive) and `end` (exclusive) are LSNs, "earliest", "latest" or times; a mapping
-    has one for each partition. The defaults are the oldest retained record and the current end, or
-    with `follow` no end. A time means the first record with this timestamp or a later one; with
-    `time_by="ingestion"`, the first record ingested then or later.
+    table = headwater.blocking.read("file:///data", "orders", start="2026-01-31").to_table()
     """
-    opening = read_async(
+    reader = async_reader.read(
         source,
         stream,
         start,
@@ -246,4 +237,4 @@ def read(
         on_bad_batch=on_bad_batch,
         read_ahead_bytes=read_ahead_bytes,
     )
-    return Reader(portal.shared().call(opening))
+    return BlockingReader(portal.shared().call(reader.open()))

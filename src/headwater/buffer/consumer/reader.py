@@ -1,7 +1,13 @@
-"""Reading a stream without consuming it: opens and fences nothing."""
+"""Reading a stream without consuming it: fences nothing, and stores no position.
+
+async for batch in read("s3://bucket/root", "orders", start="2026-01-31"):
+    …
+table = await read("s3://bucket/root", "orders").to_table()
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -23,7 +29,7 @@ from headwater.buffer.consumer.positions import (
 )
 from headwater.buffer.queue.contract import Descriptor, TimeBy, Uncounted
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream.handle import explain_deletion, open_source
+from headwater.buffer.stream.handle import check_source, explain_deletion, not_open, open_source
 from headwater.buffer.stream.streams import resolve_stream
 from headwater.core import runtime
 from headwater.core.errors import Refused
@@ -126,45 +132,100 @@ class PartitionReader:
         await self._ahead.close()
 
 
-class AsyncReader:
+class ReadRange(NamedTuple):
+    """What of a stream is read, and in which columns."""
+
+    start: ReadBounds
+    end: ReadBounds
+    partition: int | Sequence[int] | None
+    columns: Sequence[str] | None
+
+
+class Reader:
     """The record batches of a stream, in the order of each partition, all with one schema.
 
-    Without `follow` it reads one partition after the other; with it, in turn.
+    Without `follow` it reads one partition after the other; with it, in turn. It is opened by its
+    `async with` block, by its first batch, or by `open()`; and it is closed by the block, after the
+    last batch, or by `close()`. Use a block if you may stop before the end.
     """
 
     def __init__(
         self,
-        stream: Stream,
-        parts: list[PartitionReader],
-        *,
-        columns: ReaderColumns,
+        source: str | Store | Stream,
+        name: str | None,
+        wanted: ReadRange,
         options: ReaderOptions,
     ) -> None:
-        """Use `read_async`."""
-        self.stream = stream
+        """Use `read`."""
         self.lost = options.lost
         """With on_bad_batch="skip": the unreadable records so far."""
         self.follows = options.follow
-        self.owns_store = False
-        """Whether `close` also closes the store."""
-        self._parts = parts
-        self._columns = columns
+        self._source = source
+        self._name = name
+        self._wanted = wanted
+        self._options = options
+        self._opened: tuple[Stream, ReaderColumns] | None = None
+        self._owned: Store | None = None
+        """The store, if this reader opened it: then it also closes it."""
+        self._parts: list[PartitionReader] = []
+        self._is_closed = False
+
+    @property
+    def stream(self) -> Stream:
+        """The stream, as it was when the reader was opened."""
+        return self._while_open()[0]
 
     @property
     def schema(self) -> pa.Schema:
-        return self._columns.schema
+        """The columns of every batch."""
+        return self._while_open()[1].schema
 
-    def __aiter__(self) -> AsyncReader:
+    def _while_open(self) -> tuple[Stream, ReaderColumns]:
+        if self._opened is None:
+            raise not_open("reader")
+        return self._opened
+
+    async def open(self) -> Reader:
+        """Find the first and the last record to read; returns the reader. May be repeated."""
+        if self._is_closed:
+            raise Refused("this reader is closed: call read() again")
+        if self._opened is None:
+            async with open_source(self._source) as (opened, owned):
+                stream = await resolve_stream(opened, self._name)
+                if stream is opened:
+                    # The handle may be from before the first record, when no columns were recorded.
+                    stream = await stream.settled()
+                parts, columns = await _open_partitions(stream, self._wanted, self._options)
+                self._parts, self._owned = parts, owned
+                self._opened = stream, columns
+        return self
+
+    def __aiter__(self) -> Reader:
         return self
 
     async def __anext__(self) -> pa.RecordBatch:
         rows = await self.next_batch()
         if rows is None:
+            await self.close()
             raise StopAsyncIteration
         return rows
 
+    async def to_table(self) -> pa.Table:
+        """All records, in memory."""
+        check_ends(follow=self.follows)
+        async with self:
+            batches = [batch async for batch in self]
+            return pa.Table.from_batches(batches, schema=self.schema)
+
+    async def to_pandas(self, **options: Any) -> Any:
+        """All records as a pandas DataFrame. Options are those of `pyarrow.Table.to_pandas`."""
+        table = await self.to_table()
+        return await runtime.run_blocking(functools.partial(to_frame, table, options))
+
     async def next_batch(self) -> pa.RecordBatch | None:
         """The next rows; None at the end. With `follow`, waits for more."""
+        if self._opened is None and not self._is_closed:
+            await self.open()
         polls = PollBackoff(FOLLOW_POLL_BASE_S, FOLLOW_POLL_CAP_S)
         while True:
             rows = await self._next()
@@ -174,20 +235,21 @@ class AsyncReader:
                 return None
             await runtime.sleep(polls.next_s())
 
-    async def __aenter__(self) -> AsyncReader:
-        return self
+    async def __aenter__(self) -> Reader:
+        return await self.open()
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
         """Stop reading ahead, and close what was opened for this reader."""
+        self._is_closed = True
         parts, self._parts = self._parts, []
         for part in parts:
             await part.close()
-        if self.owns_store:
-            self.owns_store = False
-            await self.stream.store.close()
+        owned, self._owned = self._owned, None
+        if owned is not None:
+            await owned.close()
 
     async def _next(self) -> pa.RecordBatch | None:
         for part in list(self._parts):
@@ -203,15 +265,16 @@ class AsyncReader:
         return None
 
     async def _next_of(self, part: PartitionReader) -> pa.RecordBatch | None:
+        _, columns = self._while_open()
         while (batch := await part.peek()) is not None:
-            rows = part.cut(batch, self._columns.of(batch))
+            rows = part.cut(batch, columns.of(batch))
             part.skip()
             if rows.num_rows:
                 return rows
         return None
 
 
-async def read_async(
+def read(
     source: str | Store | Stream,
     stream: str | None = None,
     start: ReadBounds = None,
@@ -223,47 +286,53 @@ async def read_async(
     columns: Sequence[str] | None = None,
     on_bad_batch: RaiseOrSkip = "raise",
     read_ahead_bytes: int = READ_AHEAD_BYTES,
-) -> AsyncReader:
-    """Read a stream from `start` (inclusive) to `end` (exclusive) as Arrow record batches.
+) -> Reader:
+    """Read a stream as Arrow record batches. Fences nothing, and stores no position.
 
-    The defaults are the oldest retained record and the current end, or with `follow` no end. Times
-    are compared with a record's timestamp, or with `time_by="ingestion"` with its ingestion time.
-    `Trimmed`, here and from the reader: the next record is not retained any more.
+    `start` (inclusive) and `end` (exclusive) are LSNs, "earliest", "latest" or times; a mapping
+    has one for each partition. The defaults are the oldest retained record and the current end, or
+    with `follow` no end. A time means the first record with this timestamp or a later one; with
+    `time_by="ingestion"`, the first record ingested then or later. `Trimmed`, from the reader: the
+    next record is not retained any more.
     """
     if on_bad_batch not in ("raise", "skip"):
         raise Refused(f'on_bad_batch is {on_bad_batch!r}: it is "raise" or "skip"')
     check_time_by(time_by)
+    check_source(source, stream)
+    wanted = ReadRange(start, end, partition, columns)
     options = ReaderOptions(follow, time_by, on_bad_batch, read_ahead_bytes, [])
-    async with open_source(source) as (opened, owned):
-        chosen = await resolve_stream(opened, stream)
-        if chosen is opened:
-            # The handle may be from before the first record, when no columns were recorded.
-            chosen = await chosen.settled()
-        reader = await _open_reader(chosen, start, end, partition, columns, options)
-    reader.owns_store = owned is not None
-    return reader
+    return Reader(source, stream, wanted, options)
 
 
-async def _open_reader(
-    stream: Stream,
-    start: ReadBounds,
-    end: ReadBounds,
-    partition: int | Sequence[int] | None,
-    columns: Sequence[str] | None,
-    options: ReaderOptions,
-) -> AsyncReader:
-    check_bounds(stream, start)
-    check_bounds(stream, end)
+def check_ends(*, follow: bool) -> None:
+    if follow:
+        raise Refused("a reader with follow=True never ends: iterate over it")
+
+
+def to_frame(table: pa.Table, options: dict[str, Any]) -> Any:
+    """The table as a pandas DataFrame."""
+    try:
+        return table.to_pandas(**options)
+    except ModuleNotFoundError as error:
+        raise Refused("pandas is not installed: pip install pandas") from error
+
+
+async def _open_partitions(
+    stream: Stream, wanted: ReadRange, options: ReaderOptions
+) -> tuple[list[PartitionReader], ReaderColumns]:
+    check_bounds(stream, wanted.start)
+    check_bounds(stream, wanted.end)
     parts: list[PartitionReader] = []
     try:
-        for number in _partitions(stream, partition):
-            parts.append(await _open_partition(stream, number, start, end, options))
-        chosen = ReaderColumns(stream.schema, columns, version=stream.schema_version)
+        for number in _partitions(stream, wanted.partition):
+            part = await _open_partition(stream, number, wanted.start, wanted.end, options)
+            parts.append(part)
+        columns = ReaderColumns(stream.schema, wanted.columns, version=stream.schema_version)
     except BaseException:
         for part in parts:
             await part.close()
         raise
-    return AsyncReader(stream, parts, columns=chosen, options=options)
+    return parts, columns
 
 
 def _partitions(stream: Stream, wanted: int | Sequence[int] | None) -> Sequence[int]:

@@ -24,6 +24,7 @@ from headwater.lazy_exports import exports
 if TYPE_CHECKING:
     from headwater.buffer.group.admin import (
         GroupDescription,
+        GroupLag,
         GroupReset,
         GroupSummary,
         PartitionLag,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
         reset_group,
     )
     from headwater.buffer.group.blocking import BlockingGroupConsumer
-    from headwater.buffer.group.consumer import GroupConsumer, GroupLag
+    from headwater.buffer.group.consumer import GroupConsumer
     from headwater.buffer.group.record import (
         GroupEpoch,
         GroupPosition,
@@ -70,10 +71,10 @@ __all__ = [
 __getattr__, __dir__ = exports(
     __name__,
     {
-        "admin": "GroupDescription GroupReset GroupSummary PartitionLag "
+        "admin": "GroupDescription GroupLag GroupReset GroupSummary PartitionLag "
         "delete_group describe_group group_lag is_running list_groups reset_group",
         "blocking": "BlockingGroupConsumer",
-        "consumer": "GroupConsumer GroupLag",
+        "consumer": "GroupConsumer",
         "record": "GroupEpoch GroupPosition GroupRecord OtherCheckpoint OtherKind",
         "register": "GroupRegister",
     },

@@ -69,6 +69,27 @@ class PartitionLag(msgspec.Struct, frozen=True):
         return max(0, self.floor_lsn - self.lsn)
 
 
+class GroupLag(msgspec.Struct, frozen=True):
+    """What a group has not processed: by partition, and in all of them."""
+
+    partitions: dict[int, PartitionLag]
+
+    @property
+    def records(self) -> int:
+        """Records of all partitions."""
+        return sum(one.lag.records for one in self.partitions.values())
+
+    @property
+    def batches(self) -> int:
+        """Batches of all partitions."""
+        return sum(one.lag.batches for one in self.partitions.values())
+
+    @property
+    def seconds(self) -> float:
+        """Since the ingestion of the oldest of these records."""
+        return max((one.lag.seconds for one in self.partitions.values()), default=0.0)
+
+
 class GroupDescription(msgspec.Struct, frozen=True):
     """A group, and how far it is in each partition."""
 
@@ -144,9 +165,9 @@ async def describe_group(
 
 
 async def group_lag(
-    source: str | Store | Stream, name: str | None = None, *, group: str
-) -> dict[int, PartitionLag]:
-    """What a group has not processed, by partition.
+    source: str | Store | Stream, name: str | None = None, *, group: str = "default"
+) -> GroupLag:
+    """What a group has not processed, in each partition.
 
     `UnknownGroup` if it never began or was deleted; `RolledBack` if it is beyond the end.
     """
@@ -157,7 +178,7 @@ async def group_lag(
             return await partition_lag(stream, partition, positions[partition])
 
         found = await runtime.gather_each(one, sorted(positions), at_once=PARTITIONS_AT_ONCE)
-        return {lag.partition: lag for lag in found}
+        return GroupLag({lag.partition: lag for lag in found})
 
 
 async def reset_group(

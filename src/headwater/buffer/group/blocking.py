@@ -10,10 +10,13 @@ from headwater.buffer.consumer.consumed_batch import ConsumedBatch
 from headwater.buffer.consumer.ownership import ProcessGuard
 from headwater.buffer.consumer.positions import ReadBound
 from headwater.buffer.consumer.progress import ConsumerMetrics
-from headwater.buffer.group.consumer import GroupConsumer, GroupLag
+from headwater.buffer.group.admin import GroupLag
+from headwater.buffer.group.consumer import GroupConsumer
 from headwater.buffer.stream import Stream
+from headwater.buffer.stream.handle import NotOpen
 from headwater.core import portal
 from headwater.core.errors import HeadwaterError, Refused
+from headwater.core.portal import Portal
 from headwater.store import Store
 
 T = TypeVar("T")
@@ -22,7 +25,7 @@ T = TypeVar("T")
 class BlockingGroupConsumer:
     """`GroupConsumer` for blocking code. Its calls run in the process's portal.
 
-    with BlockingGroupConsumer.open("s3://bucket/root", "orders", group="billing") as consumer:
+    with headwater.blocking.Consumer("s3://bucket/root", "orders", group="billing") as consumer:
         for batch in consumer:
             process(batch.records)
             consumer.ack(batch)
@@ -30,28 +33,35 @@ class BlockingGroupConsumer:
     A `poll` that Ctrl-C interrupts passes no batch: the next one returns it.
     """
 
-    def __init__(self, consumer: GroupConsumer) -> None:
-        """Use `BlockingGroupConsumer.open`."""
-        self._consumer = consumer
-        self._portal = portal.shared()
-        self._process = ProcessGuard("consumer")
-        self._polled: ConsumedBatch | None = None
-        """A batch that was polled, until the caller has it."""
-
-    @classmethod
-    def open(
-        cls,
+    def __init__(
+        self,
         source: str | Store | Stream,
         name: str | None = None,
         group: str = "default",
         **options: Any,
-    ) -> BlockingGroupConsumer:
-        """As `GroupConsumer.open`."""
-        opening = GroupConsumer.open(source, name, group, **options)
-        return cls(portal.shared().call(opening))
+    ) -> None:
+        """As `GroupConsumer`."""
+        self._consumer = GroupConsumer(source, name, group, **options)
+        parts: Any = NotOpen("consumer")
+        self._portal: Portal = parts
+        self._process: ProcessGuard = parts
+        self._polled: ConsumedBatch | None = None
+        """A batch that was polled, until the caller has it."""
+
+    def open(self) -> BlockingGroupConsumer:
+        """Join the group; returns the consumer. May be repeated."""
+        home = portal.shared()
+        home.call(self._consumer.open())
+        self._portal, self._process = home, ProcessGuard("consumer")
+        return self
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was opened, and not closed since."""
+        return self._consumer.is_open
 
     def __enter__(self) -> BlockingGroupConsumer:
-        return self
+        return self.open()
 
     def __exit__(
         self,
@@ -156,7 +166,7 @@ class BlockingGroupConsumer:
 
     def close(self) -> None:
         """Store all acknowledgements, and leave the group. Does nothing in a forked child."""
-        if not self._process.is_left:
+        if self._consumer.is_open and not self._process.is_left:
             self._call(self._consumer.close())
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:

@@ -1,6 +1,6 @@
 """A member of a group: reads its share of a stream's partitions and acknowledges.
 
-    async with await GroupConsumer.open("s3://bucket/root", "orders", group="billing") as consumer:
+    async with Consumer("s3://bucket/root", "orders", group="billing") as consumer:
         async for batch in consumer:
             process(batch.records)
             await consumer.ack(batch)
@@ -20,19 +20,18 @@ Always holds:
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import socket
 from types import TracebackType
-from typing import Final
-
-import msgspec
+from typing import Any, Final
 
 from headwater.buffer.consumer.consumed_batch import ConsumedBatch
 from headwater.buffer.consumer.delivery import OnBadBatch
 from headwater.buffer.consumer.ownership import ProcessGuard, check_consumable
 from headwater.buffer.consumer.positions import ReadBound, ReadBounds
 from headwater.buffer.consumer.progress import ConsumerMetrics
-from headwater.buffer.group.admin import PartitionLag, partition_lag
+from headwater.buffer.group.admin import GroupLag, partition_lag
 from headwater.buffer.group.assignment import Assignment
 from headwater.buffer.group.partition import ClaimedPartition, ReadingOptions
 from headwater.buffer.group.register import GroupRegister
@@ -43,8 +42,9 @@ from headwater.buffer.group.sharing import (
     partition_names,
     resolve_lsn,
 )
+from headwater.buffer.layout import check_group_name
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream.handle import explain_deletion, open_source
+from headwater.buffer.stream.handle import NotOpen, check_source, explain_deletion, open_source
 from headwater.buffer.stream.streams import resolve_stream
 from headwater.core import runtime
 from headwater.core.errors import Fenced, HeadwaterError, OutcomeUnknown, Refused, Unavailable
@@ -59,30 +59,9 @@ from headwater.core.limits import (
 )
 from headwater.core.settings import seconds
 from headwater.store import Store
-from headwater.store.claimant import Claimant, ClaimTiming
+from headwater.store.claimant import Claimant
 
 _log: Final = logging.getLogger("headwater")
-
-
-class GroupLag(msgspec.Struct, frozen=True):
-    """What a member has not acknowledged, in the partitions that it reads."""
-
-    partitions: dict[int, PartitionLag]
-
-    @property
-    def records(self) -> int:
-        """Records of all partitions."""
-        return sum(one.lag.records for one in self.partitions.values())
-
-    @property
-    def batches(self) -> int:
-        """Batches of all partitions."""
-        return sum(one.lag.batches for one in self.partitions.values())
-
-    @property
-    def seconds(self) -> float:
-        """Since the ingestion of the oldest of these records."""
-        return max((one.lag.seconds for one in self.partitions.values()), default=0.0)
 
 
 class GroupConsumer:
@@ -90,48 +69,6 @@ class GroupConsumer:
 
     def __init__(
         self,
-        register: GroupRegister,
-        *,
-        options: ReadingOptions,
-        timing: ClaimTiming,
-        max_poll_interval_s: float,
-        collect: bool,
-        owned: Store | None,
-    ) -> None:
-        """Use `GroupConsumer.open`. An `owned` store is closed with the consumer."""
-        self.stream = register.stream
-        """The stream, with the partitions that it had when it was last looked at."""
-        self.group = register.group
-        self.metrics = ConsumerMetrics()
-        self.metrics.register(stream=self.stream.name, group=self.group)
-        claims = GroupClaims(register)
-        self._register = register
-        self._assignment = Assignment(
-            register, claims, options, self.metrics, drain_s=timing.lease_s, collect=collect
-        )
-        self._claimant = Claimant(
-            claims,
-            self._assignment,
-            partition_names(range(self.stream.partitions)),
-            host=socket.gethostname() if runtime.current().outside_allowed else "",
-            timing=timing,
-        )
-        self._assignment.on_fenced = self._claimant.wake
-        self._max_poll_interval_s = max_poll_interval_s
-        self._owned = owned
-        self._paused: set[int] = set()
-        self._process = ProcessGuard("consumer")
-        self._polling = asyncio.Lock()
-        self._closing = asyncio.Lock()
-        self._upkeep: asyncio.Task[None] | None = None
-        self._polled_s = self._looked_s = runtime.monotonic_s()
-        self._error: Exception | None = None
-        """What failed in the background; raised by the next call."""
-        self._is_closed = self._is_over = False
-
-    @classmethod
-    async def open(
-        cls,
         source: str | Store | Stream,
         name: str | None = None,
         group: str = "default",
@@ -145,49 +82,89 @@ class GroupConsumer:
         heartbeat_s: float | None = None,
         session_timeout_s: float | None = None,
         max_poll_interval_s: float = MAX_POLL_INTERVAL_S,
-    ) -> GroupConsumer:
-        """Join a group, which begins at `start` (default: "earliest") if it does not exist.
+    ) -> None:
+        """A member of a group, which begins at `start` (default: "earliest") if it does not exist.
 
         `start` is an LSN, "earliest", "latest" or a time, or a mapping with one for each partition.
         With `fail_on_data_loss=False`, records that retention deleted before the group processed
         them are skipped with a warning; otherwise `poll` raises `Trimmed`. Reading ahead is bounded
         for each partition. A store that is given by its address is closed with the consumer.
         """
-        interval_s = seconds("max_poll_interval_s", max_poll_interval_s)
-        async with open_source(source) as (found, owned):
-            stream = await resolve_stream(found, name, writing=True)
-            if stream is found:
-                # The handle may be older than the last partitions.
-                stream = await stream.reread()
-            check_consumable(stream, 0, group)
-            timing = claim_timing(stream, heartbeat_s, session_timeout_s)
-            idle_look_s = min(FOLLOW_POLL_CAP_S, timing.look_s)
-            options = ReadingOptions(
-                on_bad_batch, fail_on_data_loss, read_ahead_bytes, read_ahead_batches, idle_look_s
-            )
-            options.delivery(stream, 0, ConsumerMetrics())  # refuses what is not valid
-            register = GroupRegister(stream, group)
-            async with explain_deletion(stream):
-                await begin_group(register, start)
-            consumer = cls(
-                register,
-                options=options,
-                timing=timing,
-                max_poll_interval_s=interval_s,
-                collect=collect,
-                owned=owned,
-            )
-            try:
-                async with explain_deletion(stream):
-                    await consumer._claimant.start()
-            except BaseException:
-                await consumer._claimant.stop()
-                raise
-        consumer._upkeep = runtime.spawn(consumer._keep_up(), name="upkeep")
-        return consumer
+        check_source(source, name)
+        self.group = check_group_name(group)
+        self.metrics = ConsumerMetrics()
+        self._source = source
+        self._name = name
+        self._start = start
+        self._options = ReadingOptions(
+            on_bad_batch, fail_on_data_loss, read_ahead_bytes, read_ahead_batches, FOLLOW_POLL_CAP_S
+        )
+        self._beats_s = heartbeat_s, session_timeout_s
+        self._max_poll_interval_s = seconds("max_poll_interval_s", max_poll_interval_s)
+        self._collect = collect
+        parts: Any = NotOpen("consumer")
+        self._register: GroupRegister = parts
+        self._assignment: Assignment = parts
+        self._claimant: Claimant = parts
+        self._process: ProcessGuard = parts
+        self._owned: Store | None = None
+        self._upkeep: asyncio.Task[None] | None = None
+        """Runs from the opening to the closing."""
+        self._paused: set[int] = set()
+        self._opening, self._polling, self._closing = (asyncio.Lock() for _ in range(3))
+        self._polled_s = self._looked_s = 0.0
+        self._error: Exception | None = None
+        """What failed in the background; raised by the next call."""
+        self._is_closed = self._is_over = False
+
+    async def open(self) -> GroupConsumer:
+        """Join the group; returns the consumer. May be repeated."""
+        async with self._opening:
+            if self._upkeep is None:
+                async with open_source(self._source) as (found, owned):
+                    stream = await resolve_stream(found, self._name, writing=True)
+                    if stream is found:
+                        # The handle may be older than the last partitions.
+                        stream = await stream.reread()
+                    check_consumable(stream, 0, self.group)
+                    async with explain_deletion(stream):
+                        await self._join(stream)
+                self._owned = owned
+                self._process = ProcessGuard("consumer")
+                self._polled_s = self._looked_s = runtime.monotonic_s()
+                self._upkeep = runtime.spawn(self._keep_up(), name="upkeep")
+        self._check_open()
+        return self
+
+    async def _join(self, stream: Stream) -> None:
+        timing = claim_timing(stream, *self._beats_s)
+        idle_look_s = min(FOLLOW_POLL_CAP_S, timing.look_s)
+        options = dataclasses.replace(self._options, idle_look_s=idle_look_s)
+        options.delivery(stream, 0, ConsumerMetrics())  # refuses what is not valid
+        register = GroupRegister(stream, self.group)
+        await begin_group(register, self._start)
+        claims = GroupClaims(register)
+        assignment = Assignment(
+            register, claims, options, self.metrics, drain_s=timing.lease_s, collect=self._collect
+        )
+        claimant = Claimant(
+            claims,
+            assignment,
+            partition_names(range(stream.partitions)),
+            host=socket.gethostname() if runtime.current().outside_allowed else "",
+            timing=timing,
+        )
+        assignment.on_fenced = claimant.wake
+        try:
+            await claimant.start()
+        except BaseException:
+            await claimant.stop()
+            raise
+        self._register, self._assignment, self._claimant = register, assignment, claimant
+        self.metrics.register(stream=stream.name, group=self.group)
 
     async def __aenter__(self) -> GroupConsumer:
-        return self
+        return await self.open()
 
     async def __aexit__(
         self,
@@ -211,10 +188,22 @@ class GroupConsumer:
         return batch
 
     def __repr__(self) -> str:
+        if self._upkeep is None:
+            return f"<consumer of group {self.group!r}, not open>"
         return (
             f"<consumer of group {self.group!r} of {self.stream.name!r}, partitions "
             f"{sorted(self._assignment.partitions)}>"
         )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was opened, and not closed since."""
+        return self._upkeep is not None and not self._is_over
+
+    @property
+    def stream(self) -> Stream:
+        """The stream, with the partitions that it had when it was last looked at."""
+        return self._register.stream
 
     @property
     def assignment(self) -> frozenset[int]:
@@ -379,7 +368,7 @@ class GroupConsumer:
         self._looked_s = now_s
         stream = await self.stream.reread()
         if stream.partitions > self.stream.partitions:
-            self.stream = self._register.stream = stream
+            self._register.stream = stream
             self._claimant.set_names(partition_names(range(stream.partitions)))
 
     async def _leave_if_idle(self) -> None:
@@ -403,9 +392,9 @@ class GroupConsumer:
         """Store all acknowledgements, and leave the group. May be called twice.
 
         After an error, such as `Fenced`, the last acknowledgements were not stored; the consumer is
-        closed anyway.
+        closed anyway. Does nothing if the consumer is not open.
         """
-        if self._process.is_left:
+        if self._upkeep is None or self._process.is_left:
             return
         self._is_closed = True
         self._assignment.notify()

@@ -1,6 +1,6 @@
 """The producer for code that blocks: scripts, notebooks, Spark executors, any number of threads.
 
-    with BlockingProducer.open("s3://bucket/root", "orders") as producer:
+    with headwater.blocking.Producer("s3://bucket/root", "orders") as producer:
         producer.produce([b"a", b"b"]).result()
 
 Calls are buffered on the caller's thread; the event loop that sends them runs on a thread that all
@@ -31,12 +31,11 @@ from headwater.buffer.producer.call import (
     Timestamps,
 )
 from headwater.buffer.producer.handle import BlockingHandle
-from headwater.buffer.producer.producer import BaseProducer, Producer, open_sender
+from headwater.buffer.producer.producer import BaseProducer, Producer
 from headwater.buffer.producer.rows import arrow_table, listed_rows
 from headwater.buffer.producer.serializer import UnrecordedColumns
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream.handle import open_source
-from headwater.buffer.stream.streams import resolve_stream
+from headwater.buffer.stream.handle import NotOpen
 from headwater.core import portal, runtime
 from headwater.core.errors import HeadwaterError, Refused, adding_to
 from headwater.core.portal import Portal
@@ -48,44 +47,47 @@ _log: Final = logging.getLogger("headwater")
 
 
 class BlockingProducer(BaseProducer):
-    """Sends records to a stream, from any thread."""
+    """Sends records to a stream, from any thread.
+
+    `with` opens it and closes it; without one, call `open()` and `close()`.
+    """
 
     _fate = "are sent now, in the background"
 
-    def __init__(self, producer: Producer, home: Portal) -> None:
-        """Use `BlockingProducer.open`. `producer` belongs to the event loop of `home`."""
-        super().__init__(producer._sender)
-        producer._fate = None  # it is closed after this object is dropped
-        self._producer = producer
-        self._portal = home
-
-    @classmethod
-    def open(
-        cls,
+    def __init__(
+        self,
         source: str | Store | Stream,
         name: str | None = None,
         *,
         producer_id: str | None = None,
         **settings: Any,
-    ) -> BlockingProducer:
-        """A producer of the stream `name` at an address or in a store, or of an open stream.
+    ) -> None:
+        """As `Producer`.
 
         A store that you pass is used on the event loop of the blocking objects: while the
         producer is open, do not use it on another event loop.
         """
-        home = portal.shared()
+        super().__init__(source, name, producer_id, settings)
+        self._producer = Producer(source, name, producer_id=producer_id, **settings)
+        self._producer._fate = None  # it is closed after this object is dropped
+        not_open: Any = NotOpen("producer")
+        self._portal: Portal = not_open
 
-        async def opened() -> Producer:
-            async with open_source(source) as (opened_source, owned):
-                stream = await resolve_stream(opened_source, name, writing=True)
-                return Producer(await open_sender(stream, producer_id, settings, home), owned)
-
-        producer = home.call(opened())
-        OPEN_PRODUCERS.add(producer, home)
-        return cls(producer, home)
+    def open(self) -> BlockingProducer:
+        """Read where the stream's partitions are; returns the producer. May be repeated."""
+        producer, home = self._producer, portal.shared()
+        try:
+            sender = home.call(producer.open_with(home))
+        finally:
+            # Ctrl-C may end the call after the producer was opened.
+            if producer.is_open:
+                self._portal = home
+                OPEN_PRODUCERS.add(producer, home)
+        self._attach(sender)
+        return self
 
     def __enter__(self) -> BlockingProducer:
-        return self
+        return self.open()
 
     def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
         with adding_to(error, "closing the producer"):
@@ -94,7 +96,7 @@ class BlockingProducer(BaseProducer):
     def __del__(self) -> None:
         super().__del__()
         producer = getattr(self, "_producer", None)
-        if producer is not None and not producer._sender.is_closed:
+        if producer is not None and producer.is_open:
             OPEN_PRODUCERS.close_soon(producer)
 
     def produce(
@@ -157,8 +159,11 @@ class BlockingProducer(BaseProducer):
         self._portal.call(self._producer.flush())
 
     def close(self) -> None:
-        """Flush and end. Raises as `flush` does; the producer is closed all the same."""
-        if self._accumulator.is_forked:
+        """Flush and end. Raises as `flush` does; the producer is closed all the same.
+
+        Does nothing if it is not open.
+        """
+        if not self._was_opened or self._accumulator.is_forked:
             return
         try:
             self._portal.call(self._producer.close())

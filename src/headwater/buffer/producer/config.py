@@ -87,13 +87,9 @@ _NAMES: Final = SettingNames(
 )
 
 
-def settings_for(stream: Stream, settings: Mapping[str, Any]) -> Settings:
-    """These settings, with the stream's for those that are absent."""
-    chosen: dict[str, Any] = {
-        "linger_ms": stream.linger_ms,
-        "batch_bytes": stream.batch_bytes,
-        "compression": stream.config.compression,
-    }
+def parse_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of these settings by our names. `Refused` for what no stream accepts."""
+    chosen: dict[str, Any] = {}
     for name, (spelling, value) in _NAMES.resolve(settings).items():
         if name in _CHOICES:
             chosen[name] = parse_choice(spelling, value, _CHOICES[name])
@@ -102,6 +98,17 @@ def settings_for(stream: Stream, settings: Mapping[str, Any]) -> Settings:
         else:
             least, most = _BOUNDS[name]
             chosen[name] = parse_whole_number(spelling, value, at_least=least, at_most=most)
+    return chosen
+
+
+def settings_for(stream: Stream, settings: Mapping[str, Any]) -> Settings:
+    """These settings, with the stream's for those that are absent."""
+    chosen: dict[str, Any] = {
+        "linger_ms": stream.linger_ms,
+        "batch_bytes": stream.batch_bytes,
+        "compression": stream.config.compression,
+        **parse_settings(settings),
+    }
     chosen["compression"] = Compression[chosen["compression"].upper()]
     if stream.config.format == "v1" and chosen["compression"] is Compression.LZ4:
         raise Refused("the published v1 format knows compression none and zstd, not lz4")

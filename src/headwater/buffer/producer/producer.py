@@ -1,6 +1,6 @@
 """The producer: records in, handles out.
 
-    async with await Producer.open(store, "orders") as producer:
+    async with Producer("s3://bucket/root", "orders") as producer:
         handle = await producer.produce([b"a", b"b"], keys=[b"k", b"l"])
         accepted = await handle
 
@@ -34,8 +34,9 @@ from headwater.buffer.producer.call import (
     Timestamps,
     is_whole_text,
 )
-from headwater.buffer.producer.config import ProducerMetrics, Settings, settings_for
+from headwater.buffer.producer.config import ProducerMetrics, Settings, parse_settings, settings_for
 from headwater.buffer.producer.handle import Handle
+from headwater.buffer.producer.open_batches import CallClock, OpenBatches
 from headwater.buffer.producer.rows import arrow_table, listed_rows
 from headwater.buffer.producer.sender import PARTITIONS_AT_ONCE, Sender, close_appenders
 from headwater.buffer.producer.serializer import (
@@ -45,7 +46,7 @@ from headwater.buffer.producer.serializer import (
 )
 from headwater.buffer.queue.contract import Appender, ProducerState
 from headwater.buffer.stream import Stream
-from headwater.buffer.stream.handle import explain_deletion, open_source
+from headwater.buffer.stream.handle import NotOpen, check_source, explain_deletion, open_source
 from headwater.buffer.stream.streams import resolve_stream
 from headwater.core import runtime
 from headwater.core.errors import Refused, adding_to
@@ -56,18 +57,48 @@ _log: Final = logging.getLogger("headwater")
 
 
 class BaseProducer:
-    """What the async and the blocking producer share."""
+    """What the async and the blocking producer share: the arguments, and the parts once open."""
 
     _sender: Sender
+    _serializer: RecordSerializer
+    _accumulator: RecordAccumulator
+    _batches: OpenBatches
+    _clock: CallClock
     _fate: str | None
     """What happens to records that are not accepted when the producer is dropped."""
 
-    def __init__(self, sender: Sender) -> None:
+    def __init__(
+        self,
+        source: str | Store | Stream,
+        name: str | None,
+        producer_id: str | None,
+        settings: Mapping[str, Any],
+    ) -> None:
+        """Check the arguments. Nothing is read or written before the producer is opened."""
+        self._was_opened = False
+        parts: Any = NotOpen("producer")
+        self._sender = self._serializer = self._accumulator = parts
+        self._batches = self._clock = parts
+        check_source(source, name)
+        parse_settings(settings)
+        if producer_id is not None:
+            _check_id(producer_id)
+        self._source = source
+        self._name = name
+
+    def _attach(self, sender: Sender) -> None:
+        """Use these parts from now on."""
+        self._was_opened = True
         self._sender = sender
         self._serializer = sender.serializer
         self._accumulator = sender.accumulator
         self._batches = sender.accumulator.batches
         self._clock = sender.accumulator.clock
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was opened, and not closed since."""
+        return self._was_opened and not self._sender.is_closed
 
     @property
     def resumed(self) -> dict[int, ProducerState]:
@@ -93,11 +124,17 @@ class BaseProducer:
         return self._sender.metrics
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.stream.name!r}, producer_id={self.producer_id!r})"
+        kind = type(self).__name__
+        if not self._was_opened:
+            name = self._source.name if isinstance(self._source, Stream) else self._name
+            return f"{kind}({name!r}, not open)"
+        return f"{kind}({self.stream.name!r}, producer_id={self.producer_id!r})"
 
     def __del__(self) -> None:
-        sender: Sender | None = getattr(self, "_sender", None)
-        if sender is None or self._fate is None or sender.is_closed or self._accumulator.is_forked:
+        # A constructor that refuses its arguments leaves a producer without parts.
+        if not getattr(self, "_was_opened", False) or self._fate is None:
+            return
+        if self._sender.is_closed or self._accumulator.is_forked:
             return
         message = (
             f"a producer of stream {self.stream.name!r} was dropped without close(): "
@@ -109,38 +146,56 @@ class BaseProducer:
 
 
 class Producer(BaseProducer):
-    """Sends records to a stream. For the tasks of one event loop."""
+    """Sends records to a stream. For the tasks of one event loop.
+
+    `async with` opens it and closes it; without one, await `open()` and `close()`.
+    """
 
     _fate: str | None = "are lost when its event loop ends before they are"
 
-    def __init__(self, sender: Sender, owned: Store | None = None) -> None:
-        """Use `Producer.open`. A store that is `owned` is closed with the producer."""
-        super().__init__(sender)
-        self._owned = owned
-        self._recording = asyncio.Lock()
-        self._turn_ms = 0
-
-    @classmethod
-    async def open(
-        cls,
+    def __init__(
+        self,
         source: str | Store | Stream,
         name: str | None = None,
         *,
         producer_id: str | None = None,
         **settings: Any,
-    ) -> Producer:
+    ) -> None:
         """A producer of the stream `name` at an address or in a store, or of an open stream.
 
         A store that is given by its address is closed with the producer. Opening with a
         `producer_id` fences the previous producer with it; `resumed` has its last accepted batches.
-        Without one, the producer has an id of its own.
+        Without one, the producer gets an id of its own.
         """
-        async with open_source(source) as (opened, owned):
-            stream = await resolve_stream(opened, name, writing=True)
-            return cls(await open_sender(stream, producer_id, settings), owned)
+        super().__init__(source, name, producer_id, settings)
+        self._requested_id = producer_id
+        self._chosen = settings
+        self._owned: Store | None = None
+        self._opening = asyncio.Lock()
+        self._recording = asyncio.Lock()
+        self._turn_ms = 0
+
+    async def open(self) -> Producer:
+        """Read where the stream's partitions are; returns the producer. May be repeated."""
+        await self.open_with(None)
+        return self
+
+    async def open_with(self, portal: Portal | None) -> Sender:
+        """Open it for this event loop, or for the threads that call through the portal."""
+        async with self._opening:
+            if self.is_open:
+                return self._sender
+            if self._was_opened:
+                raise Refused(f"this producer of {self.stream.name!r} is closed: create another")
+            async with open_source(self._source) as (opened, owned):
+                stream = await resolve_stream(opened, self._name, writing=True)
+                sender = await open_sender(stream, self._requested_id, self._chosen, portal)
+                self._owned = owned
+            self._attach(sender)
+            return sender
 
     async def __aenter__(self) -> Producer:
-        return self
+        return await self.open()
 
     async def __aexit__(self, kind: object, error: BaseException | None, at: object) -> None:
         with adding_to(error, "closing the producer"):
@@ -246,7 +301,12 @@ class Producer(BaseProducer):
         await self._sender.flush()
 
     async def close(self) -> None:
-        """Flush and end. Raises as `flush` does; the producer is closed all the same."""
+        """Flush and end. Raises as `flush` does; the producer is closed all the same.
+
+        Does nothing if it is not open.
+        """
+        if not self._was_opened:
+            return
         try:
             await self._sender.close()
         finally:
@@ -333,7 +393,7 @@ async def open_sender(
 ) -> Sender:
     """Fence the last producer under the id in all partitions, and read what it had accepted."""
     settings = settings_for(stream, options)
-    chosen = runtime.new_ulid() if producer_id is None else _checked_id(producer_id)
+    chosen = runtime.new_ulid() if producer_id is None else producer_id
 
     async def one(partition: int) -> tuple[Appender, ProducerState]:
         appender = stream.appender(partition, chosen)
@@ -360,11 +420,10 @@ async def open_sender(
     return Sender(settings, accumulator, serializer, opened, chosen, resumable=resumable)
 
 
-def _checked_id(producer_id: Any) -> str:
+def _check_id(producer_id: Any) -> None:
     if not isinstance(producer_id, str):
         raise Refused(f"producer_id is {producer_id!r}: it is text, such as 'binlog-7'")
     if not is_whole_text(producer_id):
         raise Refused(
             f"producer_id is {producer_id!r}: it has a lone surrogate, which is not valid text"
         )
-    return producer_id

@@ -10,7 +10,7 @@ import functools
 import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from headwater.buffer import layout
 from headwater.buffer.queue.contract import (
@@ -37,12 +37,14 @@ from headwater.buffer.stream.config import (
     UNLIMITED,
     StreamConfig,
     StreamRegister,
+    check_store,
     check_versions,
 )
 from headwater.core import runtime
 from headwater.core.errors import Damaged, HeadwaterError, NotFound, Refused, Trimmed
 from headwater.core.settings import whole_number
 from headwater.store import Store, open_store
+from headwater.store.address import parse_address
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -307,6 +309,40 @@ class OpenedSource(NamedTuple):
     source: Store | Stream
     owned: Store | None
     """The store, if `open_source` opened it."""
+
+
+def check_source(source: str | Store | Stream, name: str | None) -> None:
+    """Refuse what `open_source` and `resolve_stream` cannot open, without opening anything."""
+    if isinstance(source, Stream):
+        if name not in (None, source.name):
+            raise Refused(f"the stream is {source.name!r}, not {name!r}")
+        return
+    if isinstance(source, str):
+        parse_address(source, {})
+    else:
+        check_store(source)
+    if name is None:
+        raise Refused("give the name of the stream in the store")
+
+
+class NotOpen:
+    """In place of the parts of an object that is not open: using them raises `Refused`.
+
+    So a call of an open object need not check that it is open.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __getattr__(self, name: str) -> Any:
+        raise not_open(self._what)
+
+
+def not_open(what: str) -> Refused:
+    return Refused(
+        f"this {what} is not open: use it in a `with` block (`async with`, if its calls are "
+        "awaited), or call its open() first"
+    )
 
 
 @asynccontextmanager
