@@ -426,21 +426,20 @@ async def _check_held_back(stream: Stream, states: list[QueueState]) -> Finding 
             return note(name, found, f"{alter} --required-group NAME")
         return None
     try:
-        lags = (await group_lag(stream, group=group)).partitions.values()
+        behind = await group_lag(stream, group=group)
     except UnknownGroup:
         found = f"its required group {group} has not begun, so all records stay"
         return note(name, found, f"begin it, or: {alter} --required-group none")
     except HeadwaterError as error:
         return failed(name, error, f"headwater group describe URL {stream.name} {group} says more")
-    oldest_s = max((one.lag.seconds for one in lags), default=0.0)
-    if config.retention_ms == UNLIMITED or oldest_s * 1000 <= config.retention_ms:
+    oldest_ms = int(behind.seconds * 1000)
+    if config.retention_ms == UNLIMITED or oldest_ms <= config.retention_ms:
         return None
-    records = sum(one.lag.records for one in lags)
-    sizes = [one.lag.size_bytes for one in lags]
+    sizes = [one.lag.size_bytes for one in behind.partitions.values()]
     size = "" if None in sizes else f", {size_words(sum(one or 0 for one in sizes))}"
     return note(
         name,
-        f"its required group {group} is behind by {records:,} records{size}, "
-        f"the oldest {duration_words(int(oldest_s * 1000))} old: they stay past the retention",
+        f"its required group {group} is behind by {behind.records:,} records{size}, "
+        f"the oldest {duration_words(oldest_ms)} old: they stay past the retention",
         f"let {group} catch up, or: {alter} --required-group none",
     )
