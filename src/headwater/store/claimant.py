@@ -225,7 +225,7 @@ class Claimant:
                 failures += 1
                 self.last_error = error
             except HeadwaterError as error:
-                # Trying again on one's own does not help: the next `start` raises what is wrong.
+                # Another attempt would fail in the same way: the next `start` raises what is wrong.
                 self.last_error, self._task = error, None
                 self._lose_all()
                 return
